@@ -1,7 +1,7 @@
 #!/bin/sh
-# cargo starts what it has built through this script (see .cargo/config.toml). It passes test
-# programs to `watch-tests`, which ends those that hang, if that program has been built: cargo
-# builds it for the tests of xtask, which are part of `cargo test --workspace`.
+# cargo starts every program that it has built through this script (see .cargo/config.toml). It
+# passes test programs to `watch-tests`, which kills them if they hang. That needs a built
+# `watch-tests`: cargo builds it for the tests of xtask, and so for `cargo test --workspace`.
 case "$1" in
 */deps/*)
     profile=${1%/deps/*}

@@ -14,18 +14,18 @@ pub struct Context {
     pub root: PathBuf,
     /// Cargo's target directory.
     pub target: PathBuf,
-    /// Do less where a step can be made shorter.
+    /// Shorten the steps that can be shortened.
     pub quick: bool,
-    /// Let the `packages` step install what is missing.
+    /// Let the `packages` step install missing packages.
     pub install: bool,
 }
 
 impl Context {
-    /// Finds the workspace of the current directory. The one that this program was built in would
-    /// be wrong: it may have been moved, or be another working tree of the same repository.
+    /// Finds the workspace of the current directory. The workspace in which this program was built
+    /// may have been moved, or may be another work tree of the same repository.
     ///
     /// # Errors
-    /// When the current directory is in no workspace, or in the workspace of another project.
+    /// If the current directory is in no workspace, or in the workspace of another project.
     pub fn new(quick: bool, install: bool) -> Result<Self> {
         let output = cargo(Path::new("."))
             .args(["metadata", "--no-deps", "--format-version=1"])
@@ -33,17 +33,17 @@ impl Context {
             .output()
             .context("cannot start cargo")?;
         if !output.status.success() {
-            bail!("start this inside of the project's tree");
+            bail!("run this inside the project's work tree");
         }
         let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
         let path = |name: &str| {
             let text = metadata[name].as_str().map(PathBuf::from);
-            text.with_context(|| format!("cargo metadata says nothing of {name}"))
+            text.with_context(|| format!("the output of cargo metadata has no {name}"))
         };
         let root = path("workspace_root")?;
         if !root.join("xtask/Cargo.toml").is_file() {
             bail!(
-                "{} is another project: start this inside of the project's tree",
+                "{} is another project: run this inside the project's work tree",
                 root.display()
             );
         }

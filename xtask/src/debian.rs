@@ -1,4 +1,4 @@
-//! Debian's packages, fetched and unpacked without installing anything.
+//! Downloads and unpacks Debian packages without installing them.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,10 +7,10 @@ use anyhow::{Context as _, Result};
 
 use crate::process::Log;
 
-/// Downloads packages and unpacks them into `dir`. What is there already is not fetched again.
+/// Downloads packages and unpacks them into `dir`, unless an earlier call has done that.
 ///
 /// # Errors
-/// When apt or the unpacking fails.
+/// If the download or the unpacking fails.
 pub fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
     let done = dir.join("fetched");
     let list = packages.join("\n");
@@ -18,7 +18,7 @@ pub fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
         return Ok(());
     }
     let debs = dir.join("debs");
-    // Packages of an attempt that was interrupted may be of other versions.
+    // Remove the packages of an interrupted attempt, which may have other versions.
     let _ = std::fs::remove_dir_all(&debs);
     std::fs::create_dir_all(&debs)?;
     log.run(
@@ -37,7 +37,7 @@ pub fn fetch(dir: &Path, packages: &[String], log: &mut Log) -> Result<()> {
     Ok(())
 }
 
-/// The values of a field in apt's output.
+/// Returns the values of a field in apt's output.
 pub fn fields<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = &'a str> {
     text.lines()
         .filter_map(move |line| line.strip_prefix(name)?.strip_prefix(": "))

@@ -5,11 +5,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Returns all files that are committed or that git would add; ignored files are left out. Paths
-/// are relative to the root and sorted.
+/// Returns all files that are committed or that git would add, except ignored files. Paths are
+/// relative to the root and sorted.
 ///
 /// # Errors
-/// When git is missing or this is no work tree.
+/// If git is missing, or if `root` is not a work tree.
 pub fn listed(root: &Path) -> Result<Vec<String>> {
     let output = Command::new("git")
         .current_dir(root)
@@ -45,12 +45,12 @@ pub fn listed(root: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// Beginnings of the paths of files that others or programs wrote.
+/// Path prefixes of files that programs or other projects wrote.
 const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/", "fuzz/host/seeds/"];
-/// Endings of the names of files that are no text.
+/// Suffixes of binary files.
 const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
 
-/// Returns the text files among [`listed`] that people of this project write.
+/// Returns the text files among [`listed`] that this project's developers write.
 ///
 /// # Errors
 /// As [`listed`].
@@ -68,7 +68,7 @@ fn is_own_text(file: &str) -> bool {
 /// Reads a text file. Octets that are not UTF-8 are replaced, so reading a binary file is no error.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If the file cannot be read.
 pub fn read(root: &Path, file: &str) -> Result<String> {
     let bytes = std::fs::read(root.join(file)).with_context(|| format!("cannot read {file}"))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,8 +1,8 @@
 //! `cargo xtask install --prefix DIR` and `cargo xtask bundle`: the command together with its
 //! libraries.
 //!
-//! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is
-//! a single file, for example for a container: the command with the libraries appended.
+//! An installation contains the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A
+//! bundle is a single file, for example for a container: the command with the libraries appended.
 //! `iwarp-cli/src/run/bundle.rs` reads it.
 
 use anyhow::{Context as _, Result};
@@ -31,8 +31,7 @@ pub fn build(context: &Context) -> Result<Built> {
     }
     run(&mut command)?;
     let dir = context.target.join("release");
-    // The command carries this library, because Cargo cannot build it
-    // (crates/iwarp-audit/build.rs).
+    // Cargo cannot build this library, so it is part of the command (crates/iwarp-audit/build.rs).
     let audit = dir.join(iwarp_audit::FILE_NAME);
     fs::write(&audit, iwarp_audit::LIBRARY)
         .with_context(|| format!("writing {}", audit.display()))?;
@@ -46,10 +45,10 @@ pub fn build(context: &Context) -> Result<Built> {
     })
 }
 
-/// Puts command, libraries, manual pages and completions below `prefix`.
+/// Installs command, libraries, manual pages and completions below `prefix`.
 ///
 /// # Errors
-/// When the build fails, or a file cannot be put in place.
+/// If the build fails, or if a file cannot be written.
 pub fn install(context: &Context, prefix: &Path) -> Result<()> {
     let built = build(context)?;
     let files = layout::files(context, &built)?;
@@ -63,7 +62,7 @@ pub fn install(context: &Context, prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes one file that is the command and carries the libraries.
+/// Writes a bundle: one executable file that contains the command and the libraries.
 ///
 /// # Errors
 /// When the build fails, or the file cannot be written.
@@ -82,21 +81,22 @@ pub fn bundle(context: &Context, output: Option<&Path>) -> Result<()> {
         .transpose()
         .context("reading the preload library")?
         .unwrap_or_default();
-    let fresh = output.with_extension("new");
-    fs::copy(&built.command, &fresh).with_context(|| format!("writing {}", fresh.display()))?;
-    let mut file = fs::OpenOptions::new().append(true).open(&fresh)?;
+    let temporary = output.with_extension("new");
+    fs::copy(&built.command, &temporary)
+        .with_context(|| format!("writing {}", temporary.display()))?;
+    let mut file = fs::OpenOptions::new().append(true).open(&temporary)?;
     let paths = fs::read(&built.paths).context("reading the library for paths")?;
     file.write_all(&bundle_tail([&verbs, &second_name, &preload, &paths]))?;
     drop(file);
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
-    fs::rename(&fresh, output).with_context(|| format!("writing {}", output.display()))?;
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755))?;
+    fs::rename(&temporary, output).with_context(|| format!("writing {}", output.display()))?;
     println!("{}: the command with its libraries", output.display());
     Ok(())
 }
 
-/// Links a library without code that is named `librdmacm.so.1`, defines that library's symbol
-/// versions, and depends on ours. With it a program can load our library from memory, where no link
-/// can give our library its second name.
+/// Links a library without code, for bundles in memory, where no symbolic link can give our library
+/// its second name. Its DT_SONAME is `librdmacm.so.1`, it defines that library's symbol versions,
+/// and it depends on our library.
 fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
     let file = context.target.join("release/librdmacm-name.so");
     let versions = context.root.join("crates/iwarp-verbs/symbols.map");
@@ -112,7 +112,7 @@ fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
     fs::read(&file).with_context(|| format!("reading {}", file.display()))
 }
 
-/// Returns what follows the command in a bundle: the parts, their lengths, and [`MAGIC`].
+/// Returns the end of a bundle, after the command: the parts, their lengths, and [`MAGIC`].
 fn bundle_tail(parts: [&[u8]; 4]) -> Vec<u8> {
     let mut tail = parts.concat();
     for part in parts {
@@ -130,8 +130,8 @@ mod tests {
     fn tail_ends_with_lengths_and_magic() {
         let tail = bundle_tail([b"abc", b"d", b"ef", b"ghij"]);
         assert_eq!(&tail[..10], b"abcdefghij");
-        for (at, length) in [3u64, 1, 2, 4].into_iter().enumerate() {
-            assert_eq!(tail[10 + at * 8..18 + at * 8], length.to_le_bytes());
+        for (i, length) in [3u64, 1, 2, 4].into_iter().enumerate() {
+            assert_eq!(tail[10 + i * 8..18 + i * 8], length.to_le_bytes());
         }
         assert_eq!(&tail[42..], MAGIC);
     }

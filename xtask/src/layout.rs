@@ -1,4 +1,4 @@
-//! The files of an installation, and their places below a prefix.
+//! The files of an installation, and their paths below a prefix.
 //!
 //! `cargo xtask install` and the Debian package install the same files. The built command itself
 //! writes its manual pages and completions, so they always describe that command.
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::context::Context;
 use crate::process::run;
 
-/// Each shell, and the path below the prefix at which it looks for our completions.
+/// Each shell, and the path below the prefix at which it finds our completions.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "share/bash-completion/completions/iwarp"),
     ("zsh", "share/zsh/site-functions/_iwarp"),
@@ -46,7 +46,7 @@ pub enum Source {
 /// A file of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Relative to the prefix.
+    /// The path, relative to the prefix.
     pub to: PathBuf,
     /// The content.
     pub source: Source,
@@ -77,13 +77,12 @@ impl File {
 /// the built command writes.
 ///
 /// # Errors
-/// When the command cannot be run or writes no documents.
+/// If the command cannot be run, or if it writes no manual pages or completions.
 pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     let mut files = vec![
         File::program(&built.command, "bin/iwarp"),
         File::copy(&built.verbs, "lib/iwarp/libibverbs.so.1"),
-        // A link and not a copy: with two files, a process that loads both names would have two
-        // engines.
+        // A link, because with two files a process that loads both names would have two engines.
         File {
             source: Source::Link("libibverbs.so.1"),
             ..File::copy("", "lib/iwarp/librdmacm.so.1")
@@ -135,7 +134,7 @@ pub fn put(files: &[File], prefix: &Path) -> Result<()> {
             fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         }
         match &file.source {
-            Source::Copy(from) => place(from, &to, file.mode)?,
+            Source::Copy(from) => copy_atomically(from, &to, file.mode)?,
             Source::Link(name) => {
                 let _ = fs::remove_file(&to);
                 symlink(name, &to).with_context(|| format!("linking {}", to.display()))?;
@@ -145,16 +144,16 @@ pub fn put(files: &[File], prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file and renames the copy to its place. Running programs keep the older file.
-fn place(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    let mut fresh = to.as_os_str().to_owned();
-    fresh.push(".new");
-    fs::copy(from, &fresh).with_context(|| {
-        let fresh = Path::new(&fresh).display();
-        format!("copying {} to {fresh}", from.display())
+/// Copies a file under a temporary name and renames it, so that running programs keep the old file.
+fn copy_atomically(from: &Path, to: &Path, mode: u32) -> Result<()> {
+    let mut temporary = to.as_os_str().to_owned();
+    temporary.push(".new");
+    fs::copy(from, &temporary).with_context(|| {
+        let temporary = Path::new(&temporary).display();
+        format!("copying {} to {temporary}", from.display())
     })?;
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(mode))?;
-    fs::rename(&fresh, to).with_context(|| format!("putting {} in place", to.display()))
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(mode))?;
+    fs::rename(&temporary, to).with_context(|| format!("putting {} in place", to.display()))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists
 //! the distribution's packages that steps need, `debian` unpacks packages without installing them,
-//! `kernel` builds and checks the engine for a Linux kernel, `watch` ends test programs that hang,
+//! `kernel` builds and checks the engine for a Linux kernel, `watch` kills test programs that hang,
 //! and `outcome` is the result of a check.
 
 pub mod context;

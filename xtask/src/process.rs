@@ -1,7 +1,7 @@
 //! Runs commands with a time limit. Their output goes to a log file.
 //!
-//! A test that hangs must not make the whole run hang. When a command is killed, its children are
-//! killed as well: `cargo test` starts the test programs, and it is they that hang.
+//! A test that hangs must not make the whole run hang. When a command is killed, its descendants
+//! are killed as well, because it is the test programs that hang, and not `cargo test`.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,8 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::outcome::Outcome;
 
-/// Time between two checks whether a command has ended. It is short, so that it does not delay
-/// quick steps noticeably.
+/// Time between two checks whether a command has ended. It is short enough not to delay quick steps
+/// noticeably.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The log of one step. Commands write into it; [`Log::say`] also writes to the terminal.
@@ -29,11 +29,11 @@ pub struct Log {
 }
 
 impl Log {
-    /// Creates (or empties) the log at `path`. All commands of the step together must end within
+    /// Creates or truncates the log at `path`. All commands of the step together must end within
     /// `limit`.
     ///
     /// # Errors
-    /// When the file cannot be created.
+    /// If the file cannot be created.
     pub fn create(path: &Path, limit: Duration) -> Result<Self> {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
@@ -53,7 +53,7 @@ impl Log {
         })
     }
 
-    /// Holds back what is written to the terminal, for a step that runs beside another one.
+    /// Holds back the output for the terminal, for a step that runs in parallel with another step.
     #[must_use]
     pub fn held(mut self) -> Self {
         self.held = Some(String::new());
@@ -87,7 +87,7 @@ impl Log {
 
     /// Writes a line to the log only.
     ///
-    /// A log that cannot be written is no reason to fail a check, so errors are ignored here.
+    /// Errors are ignored, so that a check does not fail because its log cannot be written.
     pub fn line(&mut self, text: impl AsRef<str>) {
         let _ = self.file.seek(SeekFrom::End(0));
         let _ = writeln!(self.file, "{}", text.as_ref());
@@ -102,7 +102,7 @@ impl Log {
     /// Runs a command to its end and fails unless it succeeds.
     ///
     /// # Errors
-    /// When the command cannot be started, fails, or is out of time.
+    /// If the command cannot be started, if it fails, or if the step's time limit expires.
     pub fn run(&mut self, command: &mut Command) -> Result<()> {
         let shown = show(command);
         let status = self.status(command, None)?;
@@ -112,8 +112,8 @@ impl Log {
         Ok(())
     }
 
-    /// Runs a command like [`Log::run`] and returns what it wrote (standard output and error
-    /// together).
+    /// Runs a command like [`Log::run`] and returns its standard output and standard error, which
+    /// are interleaved.
     ///
     /// # Errors
     /// As for [`Log::run`].
@@ -126,7 +126,7 @@ impl Log {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Runs a program of this project. Its output is shown on the terminal while it runs. Returns
+    /// Runs a program of this project, shows its output on the terminal while it runs, and returns
     /// its result.
     ///
     /// # Errors
@@ -149,8 +149,7 @@ impl Log {
             echo.skip()?;
         }
         self.file.seek(SeekFrom::End(0))?;
-        // Both streams share one file description, so their lines stay in the order in which they
-        // were written.
+        // Both streams share one file description, so the log keeps the order of their lines.
         let mut child = command
             .stdin(Stdio::null())
             .stdout(self.file.try_clone()?)
@@ -190,8 +189,8 @@ impl Log {
 /// position at which the command writes.
 struct Echo {
     file: File,
-    /// The beginning of a line that is not complete yet.
-    rest: Vec<u8>,
+    /// The beginning of an incomplete line.
+    partial: Vec<u8>,
 }
 
 impl Echo {
@@ -199,11 +198,11 @@ impl Echo {
         let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self {
             file,
-            rest: Vec::new(),
+            partial: Vec::new(),
         })
     }
 
-    /// Skips everything that is in the log already.
+    /// Skips the current contents of the log.
     fn skip(&mut self) -> Result<()> {
         self.file.seek(SeekFrom::End(0))?;
         Ok(())
@@ -211,9 +210,9 @@ impl Echo {
 
     /// Returns the complete lines that were appended since the last call.
     fn lines(&mut self) -> Result<String> {
-        self.file.read_to_end(&mut self.rest)?;
-        let end = self.rest.iter().rposition(|&byte| byte == b'\n');
-        let lines = self.rest.drain(..end.map_or(0, |end| end + 1));
+        self.file.read_to_end(&mut self.partial)?;
+        let end = self.partial.iter().rposition(|&byte| byte == b'\n');
+        let lines = self.partial.drain(..end.map_or(0, |end| end + 1));
         Ok(String::from_utf8_lossy(lines.as_slice()).into_owned())
     }
 }
@@ -230,9 +229,9 @@ pub fn program(root: &Path, package: &str) -> Command {
     command
 }
 
-/// Returns a cargo command in the folder `root`. The package variables that `cargo run` set for
-/// this program are removed: with them cargo would run build scripts again, because their
-/// environment had changed.
+/// Returns a cargo command in the folder `root`. Removes the package variables that `cargo run` has
+/// set for this program. With them, cargo would run build scripts again, because their environment
+/// would differ.
 pub fn cargo(root: &Path) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -243,8 +242,7 @@ pub fn cargo(root: &Path) -> Command {
             command.env_remove(&name);
         }
     }
-    // A relative path was meant relative to the current directory, but the command runs in another
-    // one.
+    // A relative path is relative to the current directory, but the command runs in `root`.
     if let Some(Ok(target)) = std::env::var_os("CARGO_TARGET_DIR").map(std::path::absolute) {
         command.env("CARGO_TARGET_DIR", target);
     }
@@ -254,7 +252,7 @@ pub fn cargo(root: &Path) -> Command {
 /// Runs a command that prints to the terminal.
 ///
 /// # Errors
-/// When it cannot be started or fails.
+/// If the command cannot be started or fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().to_owned();
     let status = command
@@ -273,13 +271,13 @@ pub fn tests_passed(text: &str) -> u64 {
         .filter_map(|line| line.trim().strip_prefix("test result:"))
         .filter_map(|rest| {
             let words: Vec<&str> = rest.split_whitespace().collect();
-            let at = words.iter().position(|word| word.starts_with("passed"))?;
-            words.get(at.checked_sub(1)?)?.parse::<u64>().ok()
+            let passed = words.iter().position(|word| word.starts_with("passed"))?;
+            words.get(passed.checked_sub(1)?)?.parse::<u64>().ok()
         })
         .sum()
 }
 
-/// Returns the command as a person would type it.
+/// Returns the command as a user would type it.
 fn show(command: &Command) -> String {
     let mut words = Vec::new();
     for (name, value) in command.get_envs() {
@@ -337,7 +335,7 @@ pub(crate) fn describe_tree(root: u32) -> Vec<String> {
     lines
 }
 
-/// Returns a process and its descendants, each behind its parent.
+/// Returns a process and its descendants, parents first.
 fn tree(root: u32) -> Vec<u32> {
     let mut all = vec![root];
     let mut next = 0;
@@ -364,8 +362,8 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 fn parent_of(id: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The program's name is in parentheses and may itself contain parentheses, so the fields are
-    // counted after the last one.
+    // The program's name is in parentheses and may itself contain parentheses, so parse the fields
+    // after the last parenthesis.
     stat.rsplit_once(')')?
         .1
         .split_whitespace()
@@ -446,14 +444,14 @@ mod tests {
         assert!(error.to_string().contains("time limit"));
         assert!(start.elapsed() < Duration::from_secs(20));
         let grandchild: u32 = log.tail(1).trim().parse().unwrap();
-        let gone = || {
+        let has_ended = || {
             // A killed orphan may stay as a zombie until its new parent collects it.
             std::fs::read_to_string(format!("/proc/{grandchild}/stat")).map_or(true, |stat| {
                 stat.rsplit_once(')')
                     .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
             })
         };
-        while !gone() {
+        while !has_ended() {
             assert!(
                 start.elapsed() < Duration::from_secs(20),
                 "the grandchild is still running"

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: runs the steps in order, some of them beside the others, and prints a
-//! summary.
+//! `cargo xtask test`: runs the steps in order, some of them in parallel with the others, and
+//! prints a summary.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -20,22 +20,22 @@ const TAIL_LINES: usize = 150;
 /// Arguments of `cargo xtask test`.
 #[derive(Args)]
 pub(crate) struct TestArgs {
-    /// Shorter runs of the steps that can be shortened (simulator, fuzzing)
+    /// Shorten the steps that can be shortened (simulator, fuzzing)
     #[arg(long)]
     quick: bool,
     /// Run only these steps, in the usual order
     #[arg(long, value_name = "STEP", num_args = 1..)]
     only: Vec<String>,
-    /// Leave out these steps
+    /// Do not run these steps
     #[arg(long, value_name = "STEP", num_args = 1.., conflicts_with = "only")]
     skip: Vec<String>,
-    /// Go on after a failure
+    /// Continue after a failure
     #[arg(long)]
     keep_going: bool,
     /// Do not install missing packages, even as root
     #[arg(long)]
     no_install: bool,
-    /// List the steps and what each is for
+    /// List the steps with descriptions
     #[arg(long)]
     list: bool,
 }
@@ -49,7 +49,7 @@ enum Status {
 /// Runs the chosen steps. Returns `true` if no step failed.
 ///
 /// # Errors
-/// When a step's name is unknown or the tree cannot be found.
+/// If a step's name is unknown, or if the tree cannot be found.
 pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     if args.list {
         for step in STEPS {
@@ -79,19 +79,19 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     });
-    let place = |step: &Step| STEPS.iter().position(|other| other.name == step.name);
-    rows.sort_by_key(|(step, ..)| place(step));
+    let position = |step: &Step| STEPS.iter().position(|other| other.name == step.name);
+    rows.sort_by_key(|(step, ..)| position(step));
     Ok(summary(&rows))
 }
 
 /// A step, its result, and the time that it took.
 type Row = (&'static Step, Status, Duration);
 
-/// What the lanes of one run share.
+/// The state that the lanes of a run share.
 struct Run {
     context: Context,
     keep_going: bool,
-    /// Whether the output of a step in [`Lane::Beside`] is held back until the step ends.
+    /// Hold back the output of a step in [`Lane::Beside`] until the step ends.
     hold: bool,
     /// The step whose failure stops the run.
     stopped_by: OnceLock<&'static str>,
@@ -107,21 +107,21 @@ impl Run {
         let start = Instant::now();
         let path = self.context.log_dir().join(format!("{}.log", step.name));
         let status = match Log::create(&path, step.limit) {
-            Ok(log) => self.logged(step, log),
+            Ok(log) => self.run_logged(step, log),
             Err(error) => {
                 println!("==> {}: {error:#}", step.name);
                 Status::Failed
             }
         };
         if matches!(status, Status::Failed) && !self.keep_going {
-            // If both lanes fail at the same time, the first one counts.
+            // If both lanes fail, the first failure is kept.
             let _ = self.stopped_by.set(step.name);
         }
         (step, status, start.elapsed())
     }
 
     /// Runs a step with this log.
-    fn logged(&self, step: &Step, mut log: Log) -> Status {
+    fn run_logged(&self, step: &Step, mut log: Log) -> Status {
         if self.hold && step.lane == Lane::Beside {
             log = log.held();
         }
@@ -135,20 +135,20 @@ impl Run {
             log.print(&text);
             log.line(format!("error: {error:#}"));
         }
-        let (status, said) = match result {
+        let (status, message) = match result {
             Ok(Outcome::Passed) => (Status::Passed, format!("passed in {elapsed}")),
             Ok(Outcome::Skipped(why)) => (Status::Skipped(why.clone()), format!("skipped: {why}")),
             Err(_) => (Status::Failed, format!("FAILED after {elapsed}")),
         };
-        log.show(said);
+        log.show(message);
         log.release();
         status
     }
 }
 
-/// Gives the commands that this thread starts less of the processors than those of other threads.
+/// Lowers the priority of this thread and of the commands that it starts.
 fn lower_priority() {
-    // An error means that they get the same share, which only takes longer.
+    // Ignore an error: the run only takes longer.
     let _ = rustix::process::setpriority_process(None, 10);
 }
 
@@ -169,7 +169,7 @@ fn choose(only: &[String], skip: &[String]) -> Result<Vec<&'static Step>> {
         .collect())
 }
 
-/// Prints the table of steps and, in a line of its own, how many passed, failed and were skipped.
+/// Prints the table of steps, and a line with the numbers of passed, failed and skipped steps.
 /// Returns `true` if no step failed.
 fn summary(rows: &[Row]) -> bool {
     println!("\n==> summary");
@@ -250,7 +250,7 @@ mod tests {
         };
         assert!(matches!(run.step(&FAILS).1, Status::Failed));
         let Status::Skipped(why) = run.step(&LATER).1 else {
-            panic!("it ran");
+            panic!("a later step ran");
         };
         assert_eq!(why, "not run: test-fails failed");
         let _ = std::fs::remove_file(run.context.log_dir().join("test-fails.log"));

@@ -9,8 +9,9 @@ use xtask::files;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-/// Words that codespell takes for misspellings and that are right here, one per line.
+/// Correct words that codespell takes for misspellings, one per line.
 const WORDS: &str = "xtask/spelling.txt";
+
 /// Checks every text file that git tracks or would add.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     if find_program("codespell").is_none() {
@@ -20,9 +21,9 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut command = Command::new("codespell");
     command.current_dir(&context.root);
     command.args(["--ignore-words", WORDS]).args(&files);
-    // The error of `run` would name all files.
+    // Replace the error of `run`, which would name all files.
     let run = log.run(&mut command);
-    run.map_err(|_| anyhow!("correct these words, or add right ones to {WORDS}"))?;
+    run.map_err(|_| anyhow!("correct these words, or add correct words to {WORDS}"))?;
     log.say(format!("{} files", files.len()));
     Ok(Outcome::Passed)
 }

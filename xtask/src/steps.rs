@@ -1,4 +1,4 @@
-//! The table of steps, and those steps that are little more than one cargo command.
+//! The table of steps, and the steps that consist of little more than one cargo command.
 
 use std::time::Duration;
 
@@ -18,27 +18,26 @@ use crate::{
 pub(crate) struct Step {
     /// The name for `--only`.
     pub(crate) name: &'static str,
-    /// One line that says what it checks.
+    /// A line that describes what the step checks.
     pub(crate) about: &'static str,
-    /// The time limit. It is far above the time that the step needs, and only ends a step that
-    /// hangs.
+    /// The time limit. It is much longer than the step takes, so only a hanging step reaches it.
     pub(crate) limit: Duration,
-    /// Which steps may run at the same time.
+    /// The lane in which the step runs.
     pub(crate) lane: Lane,
     /// Runs the step.
     pub(crate) run: fn(&Context, &mut Log) -> Result<Outcome>,
 }
 
-/// Which steps may run at the same time.
+/// Determines which steps may run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Runs before all other steps, which need what it brings.
+    /// Steps that run before all others, which need their results.
     First,
-    /// Runs one after the other.
+    /// Steps that run one after another.
     Main,
-    /// Runs beside the main lane, one after the other and at a low priority. Such a step builds in
-    /// a target folder of its own, because cargo locks its folder, and how much it checks does not
-    /// depend on the time that it gets.
+    /// Steps that run one after another, in parallel with the main lane and at a low priority. Each
+    /// builds in a target folder of its own, because cargo locks the folder. What such a step
+    /// checks must not depend on the processor time that it gets.
     Beside,
 }
 
@@ -46,30 +45,30 @@ const fn minutes(count: u64) -> Duration {
     Duration::from_secs(count * 60)
 }
 
-/// The package whose program runs the distribution's programs.
+/// The package whose program tests the distribution's programs.
 pub(crate) const CONFORMANCE: &str = "iwarp-conformance";
-/// The package whose program measures.
+/// The package whose program runs the benchmarks.
 pub(crate) const BENCH: &str = "iwarp-bench-driver";
 
 /// All steps, the quick ones first.
 pub(crate) const STEPS: &[Step] = &[
     Step {
         name: "packages",
-        about: "programs that other steps need",
+        about: "the programs that other steps need are installed",
         limit: minutes(10),
         lane: Lane::First,
         run: packages::run,
     },
     Step {
         name: "fmt",
-        about: "rustfmt would change nothing",
+        about: "the code is formatted as by rustfmt",
         limit: minutes(5),
         lane: Lane::Main,
         run: fmt,
     },
     Step {
         name: "tidy",
-        about: "rules for the tree that no compiler checks",
+        about: "rules for the files of the repository that no compiler checks",
         limit: minutes(5),
         lane: Lane::Main,
         run: tidy::run,
@@ -90,7 +89,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "compliance",
-        about: "quoted rules are in their RFCs, and none is missing",
+        about: "RFC quotations are correct, and no requirement is missing",
         limit: minutes(5),
         lane: Lane::Main,
         run: compliance::run,
@@ -125,7 +124,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "miri",
-        about: "no undefined behaviour in what needs no system call",
+        about: "no undefined behaviour in code without system calls",
         limit: minutes(60),
         lane: Lane::Beside,
         run: miri::run,
@@ -160,21 +159,21 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "apps",
-        about: "programs of the distribution on our libraries",
+        about: "the distribution's programs run on our libraries",
         limit: minutes(30),
         lane: Lane::Main,
         run: apps,
     },
     Step {
         name: "hostile",
-        about: "a peer that breaks the rules, against servers that serve a good client",
+        about: "servers serve a good client while a peer violates the protocol",
         limit: minutes(10),
         lane: Lane::Main,
         run: hostile,
     },
     Step {
         name: "module",
-        about: "programs of the distribution on the kernel module, in an emulated machine",
+        about: "the distribution's programs run on the kernel module, in an emulated machine",
         limit: minutes(15),
         lane: Lane::Main,
         run: module,
@@ -190,28 +189,28 @@ pub(crate) const STEPS: &[Step] = &[
     // After `apps`, which has compiled the same programs in release mode.
     Step {
         name: "deb",
-        about: "the Debian package has what it should and nothing else",
+        about: "the Debian package contains the right files",
         limit: minutes(20),
         lane: Lane::Main,
         run: deb::step,
     },
     Step {
         name: "fuzz-smoke",
-        about: "a short search, guided by coverage, for inputs that break something",
+        about: "a short fuzzing run finds no failing input",
         limit: minutes(10),
         lane: Lane::Main,
         run: fuzz::step,
     },
     Step {
         name: "mutants",
-        about: "tests notice small changes of the code, by a sample",
+        about: "tests detect small changes of the code (a sample of mutants)",
         limit: minutes(10),
         lane: Lane::Beside,
         run: mutants::step,
     },
     Step {
         name: "instructions",
-        about: "no fixed work takes more instructions than recorded",
+        about: "fixed workloads take no more instructions than recorded",
         limit: minutes(15),
         lane: Lane::Main,
         run: instructions,
@@ -265,7 +264,7 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
     for line in interesting_lines(&text) {
         log.show(line);
     }
-    // The output of a failing test may be far above the end of the log, so it is printed here.
+    // The output of a failing test may be far before the end of the log, so it is printed here.
     for line in failures(&text) {
         log.show(line);
     }
@@ -277,8 +276,8 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Tells tests that a program is installed. Without the variable they skip themselves if they do
-/// not find it, which would hide a failure here.
+/// Sets the variables that make tests fail, instead of skipping themselves, if they do not find a
+/// program that is installed here.
 fn require_tools(command: &mut std::process::Command) {
     if packages::have("tshark") {
         command.env("IWARP_REQUIRE_TSHARK", "1");
@@ -304,8 +303,8 @@ fn require_tools(command: &mut std::process::Command) {
     }
 }
 
-/// The file of the protocol between threads that drive sockets. The model-check tests `loom_…` test
-/// it.
+/// The file with the protocol between threads that drive sockets, which the model checks `loom_…`
+/// test.
 const BATON: &str = "crates/iwarp/src/engine/baton.rs";
 
 fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
@@ -316,7 +315,7 @@ fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
         cargo(&context.root)
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", context.target.join("loom"))
-            // The tests take seconds, and optimising the whole program for them a minute.
+            // The tests take seconds, but link-time optimisation would take a minute.
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
             .args(["test", "--package", "iwarp", "--lib", "--release", "loom_"]),
@@ -350,7 +349,7 @@ fn sim(context: &Context, log: &mut Log) -> Result<Outcome> {
         return Ok(Outcome::Skipped("iwarp-sim has no program yet".into()));
     }
     let seeds = if context.quick { "1000" } else { "10000" };
-    // The log gets the table of what the seeds have reached.
+    // With `--reach`, the log contains a table of what the seeds reached.
     for words in [&["--setup"][..], &["--reach", "--seeds", seeds]] {
         let package = ["run", "--release", "--package", "iwarp-sim", "--"];
         let text = log.run_and_read(cargo(&context.root).args(package).args(words))?;
@@ -361,14 +360,14 @@ fn sim(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Returns `true` for the lines of the simulator that sum up.
+/// Returns `true` for the summary lines of the simulator.
 fn is_result_of_sim(line: &str) -> bool {
     [" seeds are dull", " passed, ", " failed in "]
         .iter()
         .any(|words| line.contains(words))
 }
 
-/// Fails if no test ran. For cargo a filter that matches no test is a success.
+/// Fails if no test ran, because cargo succeeds if a filter matches no test.
 fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
     let ran = tests_passed(text);
     if ran == 0 {
@@ -378,7 +377,7 @@ fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Lines of the output of failing tests that are shown. The log has all of it.
+/// How many lines of the output of failing tests are shown. The log contains all lines.
 const FAILURE_LINES: usize = 300;
 
 /// Returns the lines of cargo test's output that name a test program, its result, or a test that
@@ -435,7 +434,7 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert_eq!(lines.len(), 4);
         assert!(lines[0].starts_with("Running"));
         assert!(lines[3].contains("2 passed; 1 failed"));
-        let hung = "hung: test a of x-1 runs for 300 s";
+        let hung = "hung: test a of x-1 has been running for 300 s";
         assert_eq!(interesting_lines(hung).collect::<Vec<_>>(), [hung]);
     }
 
@@ -464,9 +463,9 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
 
     #[test]
     fn names_are_unique() {
-        for (at, step) in STEPS.iter().enumerate() {
+        for (i, step) in STEPS.iter().enumerate() {
             assert!(
-                STEPS[..at].iter().all(|other| other.name != step.name),
+                STEPS[..i].iter().all(|other| other.name != step.name),
                 "{} twice",
                 step.name
             );

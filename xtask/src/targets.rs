@@ -1,8 +1,8 @@
 //! The step `targets`: the published crates compile for another architecture and for another C
 //! library.
 //!
-//! The crates are only checked, not linked: linking would also need the target's linker, and
-//! running an emulator.
+//! The crates are only checked (`cargo check`). Linking would need the target's linker, and running
+//! tests would need an emulator.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,11 +25,11 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             continue;
         }
         let mut command = cargo(&context.root);
-        // The folder is its own, because the step runs beside others.
+        // A separate folder, because the step runs in parallel with other steps.
         command.env("CARGO_TARGET_DIR", context.target.join("targets"));
         command.args(["check", "--target", target]);
-        // musl links the C library statically by default, and then there can be no shared
-        // libraries. Without this flag cargo would skip ours.
+        // By default, musl links the C library statically, which excludes shared libraries. Without
+        // this flag cargo would skip our shared libraries.
         command.env(flags_variable(target), "-Ctarget-feature=-crt-static");
         for package in package::published(context)? {
             command.arg("--package");
@@ -66,7 +66,7 @@ fn library_folder(target: &str) -> Result<PathBuf> {
     Ok(String::from_utf8(output.stdout)?.trim().into())
 }
 
-/// Returns the variable from which cargo takes the compiler's flags for a target.
+/// Returns the variable with the compiler's flags for a target.
 fn flags_variable(target: &str) -> String {
     let name = target.to_uppercase().replace('-', "_");
     format!("CARGO_TARGET_{name}_RUSTFLAGS")
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_compiler_knows_the_targets() {
+    fn compiler_knows_the_targets() {
         for target in TARGETS {
             let folder = library_folder(target).unwrap();
             assert!(folder.to_str().unwrap().contains(target), "{folder:?}");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_its_own_library() {
+    fn host_library_is_installed() {
         let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         if cfg!(target_env = "gnu") {
             assert!(library_folder(&host).unwrap().is_dir());

@@ -1,8 +1,8 @@
 //! Runs one test program with time limits, and names the tests that hung.
 //!
 //! cargo starts every test program through `xtask/watch-tests.sh`, which passes it to the program
-//! `watch-tests`. libtest prints the name of a test once it has run for 60 seconds, and, with one
-//! thread, when it begins. That output tells which tests have begun and not ended.
+//! `watch-tests`. libtest prints the name of a test after it has run for 60 seconds; with a single
+//! thread, also when the test begins. This module derives from the output which tests are running.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -16,19 +16,19 @@ use crate::process;
 
 /// Time between two comparisons with the limits.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the output is read after the program has ended. A process that the program left behind
-/// may keep the pipe open.
-const DRAIN: Duration = Duration::from_secs(2);
+/// How long the output is read after the program has ended. A child of the program may still run
+/// and keep the pipe open.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Octets of the end of the output that are kept. More than that is no name of a test.
+/// Octets of an incomplete line that are kept. Longer lines do not begin with the name of a test.
 const LONGEST_NAME: usize = 4096;
 
-/// Time limits. They are far above the time that any test needs, and only end what hangs.
+/// Time limits. They are much longer than any test takes, so only hanging tests reach them.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// The limit of each test.
     pub test: Duration,
-    /// The limit of the test program. It ends a program that hangs outside of its tests.
+    /// The limit of the test program, for a program that hangs outside of its tests.
     pub program: Duration,
 }
 
@@ -50,7 +50,7 @@ struct Running {
     since: Instant,
 }
 
-/// What libtest's output says about the tests.
+/// The state of the tests, as read from libtest's output.
 #[derive(Default)]
 struct Progress {
     /// The end of the output, if it is not a complete line.
@@ -115,24 +115,25 @@ impl Progress {
         self.slow.iter().chain(&self.announced)
     }
 
-    /// Returns a line for each test above its limit. If the program itself is above its limit, all
-    /// tests that are known to run are named, or the last line of the output if none is.
+    /// Returns a line for each test that exceeds its limit. If the program exceeds its own limit,
+    /// returns a line for each running test; if none is known, a line with the last output.
     fn hung(&self, program: &str, start: Instant, now: Instant, limits: &Limits) -> Vec<String> {
-        let over = |since: Instant, limit| now.saturating_duration_since(since) >= limit;
-        let all = over(start, limits.program);
+        let exceeds = |since: Instant, limit| now.saturating_duration_since(since) >= limit;
+        let program_hangs = exceeds(start, limits.program);
         let named: Vec<String> = self
             .running()
-            .filter(|test| all || over(test.since, limits.test))
+            .filter(|test| program_hangs || exceeds(test.since, limits.test))
             .map(|test| {
                 let seconds = now.saturating_duration_since(test.since).as_secs();
-                format!("hung: test {} of {program} runs for {seconds} s", test.name)
+                let name = &test.name;
+                format!("hung: test {name} of {program} has been running for {seconds} s")
             })
             .collect();
-        if all && named.is_empty() {
+        if program_hangs && named.is_empty() {
             let seconds = limits.program.as_secs();
             let last = &self.last;
             return vec![format!(
-                "hung: {program} did not end within {seconds} s; it said at last: {last}"
+                "hung: {program} did not end within {seconds} s; its last output: {last}"
             )];
         }
         named
@@ -143,8 +144,8 @@ fn lock(progress: &Mutex<Progress>) -> MutexGuard<'_, Progress> {
     progress.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test program and copies its standard output to `output`. If a test or the program is
-/// above its limit, the names go to `report`, and the program and its descendants are killed.
+/// Runs a test program and copies its standard output to `output`. If a test or the program
+/// exceeds its limit, writes the names to `report` and kills the program and its descendants.
 ///
 /// Without `output`, the program writes to the standard output of this process and no test can be
 /// named; only the limit of the program applies.
@@ -163,7 +164,7 @@ pub fn run(
         .file_name()
         .unwrap_or_default();
     let mut name = name.to_string_lossy().into_owned();
-    // Most packages have a program `it`. cargo sets the variable.
+    // Prefix the package, because most packages have a test program `it`. cargo sets the variable.
     if let Ok(package) = std::env::var("CARGO_PKG_NAME") {
         name = format!("{package}/{name}");
     }
@@ -175,7 +176,7 @@ pub fn run(
     let mut child = command.spawn()?;
     let id = child.id();
     let copied = output.and_then(|output| copy(&mut child, output, &progress));
-    let ended = waited(child);
+    let ended = wait_in_thread(child);
     let status = loop {
         match ended.recv_timeout(POLL_INTERVAL) {
             Ok(status) => break status?,
@@ -188,17 +189,17 @@ pub fn run(
                 writeln!(report, "{line}")?;
             }
             process::kill_tree(id);
-            let _ = ended.recv_timeout(DRAIN);
+            let _ = ended.recv_timeout(DRAIN_TIME);
             return Ok(None);
         }
     };
     if let Some(copied) = copied {
-        let _ = copied.recv_timeout(DRAIN);
+        let _ = copied.recv_timeout(DRAIN_TIME);
     }
     Ok(Some(status))
 }
 
-/// Copies the output of a child in a thread. The channel gets a value or closes at its end.
+/// Copies the output of a child in a thread. At the end of the output, the channel gets a value.
 fn copy(
     child: &mut Child,
     mut output: Box<dyn Write + Send>,
@@ -208,11 +209,11 @@ fn copy(
     let progress = Arc::clone(progress);
     let (done, copied) = mpsc::channel();
     thread::spawn(move || {
-        let mut room = [0; 8192];
-        while let Ok(n @ 1..) = from.read(&mut room) {
-            lock(&progress).read(&room[..n], Instant::now());
-            // If nobody reads the output any more, the program still has to run to its end.
-            let _ = output.write_all(&room[..n]).and_then(|()| output.flush());
+        let mut buffer = [0; 8192];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            lock(&progress).read(&buffer[..n], Instant::now());
+            // Ignore a closed output: the program must run to its end nevertheless.
+            let _ = output.write_all(&buffer[..n]).and_then(|()| output.flush());
         }
         let _ = done.send(());
     });
@@ -220,7 +221,7 @@ fn copy(
 }
 
 /// Waits for the end of a child in a thread.
-fn waited(mut child: Child) -> Receiver<io::Result<ExitStatus>> {
+fn wait_in_thread(mut child: Child) -> Receiver<io::Result<ExitStatus>> {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || done.send(child.wait()));
     ended
@@ -235,7 +236,7 @@ mod tests {
         program: Duration::from_secs(1000),
     };
 
-    /// Reads the output, and returns what hangs `after` seconds.
+    /// Returns the lines about hanging tests, `after` seconds after this output.
     fn hung_after(output: &[&str], after: u64) -> Vec<String> {
         let now = Instant::now() + Duration::from_secs(2000);
         let start = now - Duration::from_secs(70);
@@ -267,7 +268,7 @@ mod tests {
         ] {
             let lines = hung_after(output, after);
             assert_eq!(lines.len(), usize::from(named), "{output:?}: {lines:?}");
-            let name = "hung: test a::slow of x-1 runs for ";
+            let name = "hung: test a::slow of x-1 has been running for ";
             assert!(lines.iter().all(|line| line.starts_with(name)), "{lines:?}");
         }
     }
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn program_without_running_test_is_named() {
         let lines = hung_after(&["test a ... ok\n", "\ntest result: ok\n\n"], 931);
-        let expected = "hung: x-1 did not end within 1000 s; it said at last: test result: ok";
+        let expected = "hung: x-1 did not end within 1000 s; its last output: test result: ok";
         assert_eq!(lines, [expected]);
         assert!(hung_after(&["test a ... ok\n"], 929).is_empty());
     }
@@ -291,15 +292,15 @@ mod tests {
                 Ok(())
             }
         }
-        let said = Arc::new(Mutex::new(Vec::new()));
+        let written = Arc::new(Mutex::new(Vec::new()));
         let mut report = Vec::new();
-        // The process that is left behind keeps the pipe open.
+        // `sleep` outlives the program and keeps the pipe open.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 4 & echo out; exit 3"]);
-        let output = Box::new(Shared(Arc::clone(&said)));
+        let output = Box::new(Shared(Arc::clone(&written)));
         let status = run(&mut command, &LIMITS, Some(output), &mut report);
         assert_eq!(status.unwrap().unwrap().code(), Some(3));
-        assert_eq!(*said.lock().unwrap(), b"out\n");
+        assert_eq!(*written.lock().unwrap(), b"out\n");
         assert!(report.is_empty());
     }
 }

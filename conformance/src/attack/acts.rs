@@ -81,7 +81,7 @@ pub(super) fn resets_in_set_up(t: &Target) -> Result<Response> {
         stream.write_all(&request[..octets])?;
         peer::reset(stream)?;
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 pub(super) fn resets_after_request(t: &Target) -> Result<Response> {
@@ -92,7 +92,7 @@ pub(super) fn resets_after_request(t: &Target) -> Result<Response> {
         std::thread::sleep(Duration::from_micros(pause_us));
         peer::reset(stream)?;
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Returns how long an attack keeps a connection open.
@@ -104,7 +104,7 @@ pub(super) fn silence(t: &Target) -> Result<Response> {
     let stream = peer::connect(t.address)?;
     std::thread::sleep(pause(t));
     peer::reset(stream)?;
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 pub(super) fn slow_loris(t: &Target) -> Result<Response> {
@@ -116,7 +116,7 @@ pub(super) fn slow_loris(t: &Target) -> Result<Response> {
         }
         std::thread::sleep(pause(t) / 18);
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 pub(super) fn open_connections(t: &Target, connections: u32) -> Result<Vec<TcpStream>> {
@@ -128,7 +128,7 @@ pub(super) fn half_open(t: &Target) -> Result<Response> {
     let streams = open_connections(t, 400)?;
     std::thread::sleep(pause(t));
     drop(streams);
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 pub(super) fn wrong_crc(t: &Target) -> Result<Response> {
@@ -176,7 +176,7 @@ pub(super) fn resets_inside(t: &Target) -> Result<Response> {
         peer.put(&fpdu[..octets])?;
         peer::reset(peer.stream)?;
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 pub(super) fn slow_fpdu(t: &Target) -> Result<Response> {
@@ -207,7 +207,7 @@ pub(super) fn endless_message(t: &Target) -> Result<Response> {
 /// Guesses STags. Each wrong guess must end the connection.
 pub(super) fn guesses(t: &Target) -> Result<Response> {
     let mut random = 0x9e37_79b9_u32;
-    let mut seen = Response::NoResponse;
+    let mut seen = Response::Silence;
     for _ in 0..20 * t.scale {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let mut peer = Peer::set_up(t.address)?;
@@ -294,7 +294,7 @@ pub(super) fn no_response(t: &Target) -> Result<Response> {
     provoke_read(&mut peer)?;
     std::thread::sleep(pause(t));
     peer::reset(peer.stream)?;
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Sends empty Writes, which are valid because they access no memory. The Terminate for the invalid
@@ -323,7 +323,7 @@ pub(super) fn zero_window(t: &Target) -> Result<Response> {
     }
     std::thread::sleep(pause(t));
     peer::reset(peer.stream)?;
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Sends many messages. The response depends on the server program.
@@ -341,5 +341,5 @@ pub(super) fn many_connections(t: &Target) -> Result<Response> {
         let peer = Peer::set_up(t.address)?;
         peer::reset(peer.stream)?;
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }

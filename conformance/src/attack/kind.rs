@@ -44,7 +44,7 @@ pub(super) enum Expect {
     /// A FIN or reset without a Terminate, which the RFC forbids in this case.
     ClosedWithoutTerminate,
     /// None: the attacker closes the connection before the server can respond.
-    NoResponse,
+    Silence,
     /// Any: it depends on the server program.
     Any,
 }
@@ -58,7 +58,7 @@ impl Expect {
             }
             Self::Closed => matches!(seen, Response::Terminate(_) | Response::Closed),
             Self::ClosedWithoutTerminate => seen == Response::Closed,
-            Self::NoResponse => seen == Response::NoResponse,
+            Self::Silence => seen == Response::Silence,
             Self::Any => true,
         }
     }
@@ -69,7 +69,7 @@ impl Expect {
             Self::Either(first, second) => format!("{first:04x} or {second:04x}"),
             Self::Closed => "end".into(),
             Self::ClosedWithoutTerminate => "end, no Terminate".into(),
-            Self::NoResponse => "-".into(),
+            Self::Silence => "-".into(),
             Self::Any => "any".into(),
         }
     }

@@ -77,31 +77,31 @@ const ATTACKS: &[Attack] = &[
     other(
         "set-up: reset at every octet",
         Needs::Port,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::resets_in_set_up,
     ),
     other(
         "set-up: reset before and after the reply",
         Needs::Port,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::resets_after_request,
     ),
     other(
         "set-up: silence",
         Needs::Port,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::silence,
     ),
     other(
         "set-up: one octet at a time",
         Needs::Port,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::slow_loris,
     ),
     other(
         "set-up: many half-open connections",
         Needs::Port,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::half_open,
     ),
     // Frames (RFC 5044 sections 4 and 8).
@@ -131,7 +131,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "MPA: reset at every octet of an FPDU",
         Needs::Listener,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::resets_inside,
     ),
     other(
@@ -440,7 +440,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "RDMAP: no Read Response",
         Needs::Reader,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::no_response,
     ),
     // Work (RFC 5042 section 6.4).
@@ -453,7 +453,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "work: a window of zero",
         Needs::Region,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::zero_window,
     ),
     other(
@@ -465,7 +465,7 @@ const ATTACKS: &[Attack] = &[
     other(
         "work: connections without a pause",
         Needs::Listener,
-        Expect::NoResponse,
+        Expect::Silence,
         acts::many_connections,
     ),
 ];

@@ -81,7 +81,7 @@ fn wait_for_release(t: &Target, own: SocketAddr) -> Result<Response> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Clears the flag that marks the last segment of a message.
@@ -113,7 +113,7 @@ fn sequence(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<R
 
 /// Tries invalid queue numbers, each on a new connection.
 fn queues(t: &Target) -> Result<Response> {
-    let mut seen = Response::NoResponse;
+    let mut seen = Response::Silence;
     for queue in [4_u32, 5, 7, 255, 256, 0x8000_0000, 0x8000_0001, u32::MAX] {
         let mut peer = Peer::set_up(t.address)?;
         peer.send_valid_requests()?;
@@ -193,7 +193,7 @@ fn many_greedy_connections(t: &Target) -> Result<Response> {
     for peer in all {
         peer::reset(peer.stream)?;
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Reads the responses in small pieces.
@@ -206,7 +206,7 @@ fn slow_reader(t: &Target) -> Result<Response> {
         std::thread::sleep(Duration::from_millis(1));
     }
     peer::reset(peer.stream)?;
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Resets connections after different delays while Reads, Writes and atomics are in flight.
@@ -217,7 +217,7 @@ fn resets_in_flight(t: &Target) -> Result<Response> {
         std::thread::sleep(Duration::from_micros(pause_us));
         peer::reset(peer.stream)?;
     }
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Sends more Reads and atomics, alternating, than agreed, and reads no responses.
@@ -652,7 +652,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     other(
         "RDMAP: reset with all in flight",
         Needs::Listener,
-        Expect::NoResponse,
+        Expect::Silence,
         resets_in_flight,
     ),
     other(
@@ -682,13 +682,13 @@ pub(super) const ATTACKS: &[Attack] = &[
     other(
         "work: many clients that request much and read nothing",
         Needs::Grant,
-        Expect::NoResponse,
+        Expect::Silence,
         many_greedy_connections,
     ),
     other(
         "work: responses that are read slowly",
         Needs::Region,
-        Expect::NoResponse,
+        Expect::Silence,
         slow_reader,
     ),
 ];

@@ -24,7 +24,7 @@ pub(super) enum Response {
     /// A FIN or reset without a Terminate.
     Closed,
     /// None: the connection stayed open until the peer closed it.
-    NoResponse,
+    Silence,
     /// A Terminate followed by more octets.
     Garbage,
 }
@@ -34,7 +34,7 @@ impl fmt::Display for Response {
         match self {
             Self::Terminate(code) => write!(f, "Terminate {code:04x}"),
             Self::Closed => f.pad("end"),
-            Self::NoResponse => f.pad("none"),
+            Self::Silence => f.pad("none"),
             Self::Garbage => f.pad("octets after a Terminate"),
         }
     }
@@ -124,7 +124,7 @@ fn classify_error(e: &io::Error) -> Result<Response> {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
             Ok(Response::Closed)
         }
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(Response::NoResponse),
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(Response::Silence),
         _ => bail!("error of the TCP stream: {e}"),
     }
 }

@@ -117,7 +117,7 @@ fn many_requests(t: &Target) -> Result<Response> {
     }
     std::thread::sleep(acts::pause(t));
     drop(streams);
-    Ok(Response::NoResponse)
+    Ok(Response::Silence)
 }
 
 /// Opens more silent connections than the listener's limit. On loopback, each has a different
@@ -129,7 +129,7 @@ fn half_open_from_many_addresses(t: &Target) -> Result<Response> {
     setrlimit(Resource::Nofile, all)?;
     let held = hold_from_many_addresses(t);
     setrlimit(Resource::Nofile, before)?;
-    held.map(|()| Response::NoResponse)
+    held.map(|()| Response::Silence)
 }
 
 fn hold_from_many_addresses(t: &Target) -> Result<()> {
@@ -172,7 +172,7 @@ fn open_and_close_from_threads(t: &Target) -> Result<Response> {
             let joined = thread.join();
             joined.unwrap_or_else(|_| anyhow::bail!("a thread has panicked"))?;
         }
-        Ok(Response::NoResponse)
+        Ok(Response::Silence)
     })
 }
 
@@ -310,19 +310,19 @@ pub(super) const ATTACKS: &[Attack] = &[
     other(
         "set-up: many requests, and no client reads the reply",
         Needs::Listener,
-        Expect::NoResponse,
+        Expect::Silence,
         many_requests,
     ),
     other(
         "set-up: half-open from many addresses, beyond the limit",
         Needs::Port,
-        Expect::NoResponse,
+        Expect::Silence,
         half_open_from_many_addresses,
     ),
     other(
         "set-up: requests from many threads, closed at once",
         Needs::Listener,
-        Expect::NoResponse,
+        Expect::Silence,
         open_and_close_from_threads,
     ),
 ];

@@ -171,7 +171,7 @@ pub(crate) struct Image {
 
 impl KernelFiles {
     /// Returns the image of this kernel with a file system.
-    fn into_image(&self, initramfs: PathBuf) -> Image {
+    fn image_with(&self, initramfs: PathBuf) -> Image {
         Image {
             kernel: self.image.clone(),
             initramfs,
@@ -217,7 +217,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     stage.user_space(PROGRAMS)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(files.into_image(initramfs))
+    Ok(files.image_with(initramfs))
 }
 
 /// Builds a guest without RDMA programs, with one of our kernel modules in `/lib/iwarp`.
@@ -246,7 +246,7 @@ pub(crate) fn small(
     stage.init_and_agent(&context.root.join("conformance/guest"), cache)?;
     let initramfs = cache.join("initramfs.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(kernel.into_image(initramfs))
+    Ok(kernel.image_with(initramfs))
 }
 
 /// Builds a guest with RDMA programs, our modules in `/lib/iwarp`, and siw, which is not loaded, in
@@ -319,7 +319,7 @@ pub(crate) fn device(
     python::add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
-    Ok(kernel.into_image(initramfs))
+    Ok(kernel.image_with(initramfs))
 }
 
 /// Builds siw in two variants: unmodified, and with module parameters instead of constants.

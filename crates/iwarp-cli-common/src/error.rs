@@ -4,7 +4,7 @@ use crate::text::printable;
 use std::fmt;
 use std::process::ExitCode;
 
-/// Result of the functions of this command.
+/// Result type of the subcommands.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A failure, described for the user at the terminal.
@@ -18,7 +18,7 @@ pub enum Error {
     Busy(String),
     /// The command failed, and the message is trusted text of several lines; exit code 1.
     Advice(String),
-    /// A program could not be started; the exit code is the one that shells use for that.
+    /// A program could not be started; the exit code is 126 or 127, as in shells.
     Program(String, u8),
 }
 
@@ -33,7 +33,8 @@ impl Error {
         Self::Usage(message.into())
     }
 
-    /// Puts a description of the failed operation in front. [`Error::Busy`] stays `Busy`.
+    /// Prefixes the message with a description of the failed operation. [`Error::Busy`] stays
+    /// `Busy`; every other error becomes `Failed`.
     #[must_use]
     pub fn during(self, what: impl fmt::Display) -> Self {
         match self {

@@ -1,5 +1,5 @@
-//! What the clients of `ping` and `cp` need: name resolution, devices, connecting, and errors
-//! described for the user.
+//! Helpers for the clients of `ping` and `cp`: name resolution, devices, connecting, and error
+//! messages for the user.
 
 use crate::error::{Context as _, Error, Result};
 use crate::retry;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
-/// Prefix of the private data of a reject if the client may retry.
+/// A reject whose private data start with this text says that the client may retry.
 pub const BUSY: &str = "busy: ";
 
 /// Turns a host name or an address (IPv6 with or without brackets) into socket addresses.
@@ -32,26 +32,26 @@ pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Converts the error of a connection that ended before the server answered the first request. A
-/// server evicts a client by a reset, so a reset means that it was busy and the client may retry.
+/// Turns the error of a first request into [`Error::Busy`] if the connection was reset: a server
+/// resets the connections of clients that it evicts, and they may retry.
 pub fn busy_if_reset(e: Error, qp: &iwarp::runtime::QueuePair) -> Error {
     match qp.fault() {
         Some(fault) if fault.blame == Blame::Transport => Error::Busy(format!(
-            "{e}: perhaps the server needed the place for another client"
+            "{e}: perhaps the server needed this client's place for another client"
         )),
         _ => e,
     }
 }
 
-/// Returns the environment's settings with a shorter connect time-out than programs have: `iwarp`
-/// servers answer immediately, and a peer that does not is often a wrong address.
+/// Returns the configuration from the environment, with a default connect timeout of 10 s: `iwarp`
+/// servers answer immediately, so a missing answer often means a wrong address.
 pub fn config() -> Config {
     let mut defaults = Config::default();
     defaults.answer_timeout = Duration::from_secs(10);
     defaults.with_env()
 }
 
-/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches the address.
+/// Tries the addresses of a peer in turn; `attempt` gets the device with a route to the address.
 ///
 /// # Errors
 /// See [`retry::try_addresses`].
@@ -86,7 +86,7 @@ fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
             ErrorKind::ConnectionReset => {
                 "the peer closed during set-up: perhaps it does not speak iWARP".to_owned()
             }
-            _ => descriptors(io).map_or_else(|| io.to_string(), str::to_owned),
+            _ => descriptor_advice(io).map_or_else(|| io.to_string(), str::to_owned),
         },
         iwarp::Error::NoDevice => {
             "no device can reach it (`iwarp devices` lists them; is IWARP_BIND set?)".to_owned()
@@ -96,7 +96,7 @@ fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
             "no answer in time: the host is down or filtered, or does not speak iWARP".to_owned()
         }
         // Private data come from the peer and are printed only if they are plain text.
-        iwarp::Error::Rejected(data) if is_text(data) => {
+        iwarp::Error::Rejected(data) if is_plain_text(data) => {
             let text = String::from_utf8_lossy(data);
             if let Some(why) = text.strip_prefix(BUSY) {
                 return Error::Busy(format!("cannot connect to {peer}: refused: {why}"));
@@ -108,8 +108,8 @@ fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
     Error::failed(format!("cannot connect to {peer}: {why}"))
 }
 
-/// Returns the remedy for an error that means that no file descriptors are left.
-pub fn descriptors(e: &std::io::Error) -> Option<&'static str> {
+/// Returns advice for the user if the error says that no file descriptors are left.
+pub fn descriptor_advice(e: &std::io::Error) -> Option<&'static str> {
     match Errno::from_io_error(e)? {
         Errno::MFILE => Some(
             "too many open files: raise the limit (`ulimit -n`), or run fewer transfers at a time",
@@ -122,7 +122,7 @@ pub fn descriptors(e: &std::io::Error) -> Option<&'static str> {
     }
 }
 
-fn is_text(data: &[u8]) -> bool {
+fn is_plain_text(data: &[u8]) -> bool {
     !data.is_empty() && data.iter().all(|b| b.is_ascii_graphic() || *b == b' ')
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_become_addresses() {
+    fn hosts_resolve_to_addresses() {
         let want = |s: &str| vec![s.parse::<SocketAddr>().unwrap()];
         assert_eq!(resolve("127.0.0.1", 7).unwrap(), want("127.0.0.1:7"));
         assert_eq!(resolve("[::1]", 7).unwrap(), want("[::1]:7"));

@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// How long a client keeps retrying.
-const LIMIT: Duration = Duration::from_secs(10);
-const SHORTEST: Duration = Duration::from_millis(20);
-/// A delay is the elapsed time divided by this.
-const PART: u32 = 50;
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+const MIN_DELAY: Duration = Duration::from_millis(20);
+/// The delay is the elapsed time divided by this, but at least [`MIN_DELAY`].
+const DELAY_DIVISOR: u32 = 50;
 
 /// Calls `attempt` until it returns something other than [`Error::Busy`], for at most 10 s.
 ///
@@ -23,11 +23,11 @@ pub fn retry_while_busy<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> 
     loop {
         match attempt() {
             Err(Error::Busy(why)) => {
-                let Some(pause) = pause_after(begin.elapsed()) else {
+                let Some(delay) = delay_after(begin.elapsed()) else {
                     return Err(Error::Busy(why));
                 };
-                tracing::info!("{why}; asking again");
-                std::thread::sleep(pause);
+                tracing::info!("{why}; retrying");
+                std::thread::sleep(delay);
             }
             outcome => return outcome,
         }
@@ -37,7 +37,7 @@ pub fn retry_while_busy<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> 
 /// Tries the addresses of a server in turn.
 ///
 /// # Errors
-/// Returns [`Error::Busy`] if the server was full at any address, otherwise the last error.
+/// Returns [`Error::Busy`] if at least one attempt returned it, otherwise the last error.
 pub fn try_addresses<T>(
     addresses: &[SocketAddr],
     mut attempt: impl FnMut(SocketAddr) -> Result<T>,
@@ -55,21 +55,21 @@ pub fn try_addresses<T>(
 
 /// Returns the delay before the next attempt if `waited` has elapsed since the first one, or
 /// `None` if the time limit would be exceeded.
-fn pause_after(waited: Duration) -> Option<Duration> {
-    let pause = (waited / PART).max(SHORTEST);
-    (waited + pause < LIMIT).then_some(pause)
+fn delay_after(waited: Duration) -> Option<Duration> {
+    let delay = (waited / DELAY_DIVISOR).max(MIN_DELAY);
+    (waited + delay < TIME_LIMIT).then_some(delay)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Returns the times of all attempts if an attempt takes no time.
-    fn attempts() -> Vec<Duration> {
+    /// Returns the times of all attempts, if the attempts themselves take no time.
+    fn attempt_times() -> Vec<Duration> {
         let mut now = Duration::ZERO;
         let mut all = vec![now];
-        while let Some(pause) = pause_after(now) {
-            now += pause;
+        while let Some(delay) = delay_after(now) {
+            now += delay;
             all.push(now);
         }
         all
@@ -77,34 +77,37 @@ mod tests {
 
     #[test]
     fn retries_slow_down_and_end() {
-        let all = attempts();
+        let all = attempt_times();
         assert_eq!(all[1], Duration::from_millis(20));
         let within = |ms| all.iter().filter(|t| t.as_millis() <= ms).count();
-        // A place that becomes free within the first second is found quickly.
+        // Attempts are frequent in the first second, so a place that becomes free is found soon.
         assert!(within(250) >= 12, "{all:?}");
         assert!(within(1000) >= 50, "{all:?}");
         let last = all[all.len() - 1];
-        assert!(last < LIMIT && last > LIMIT / 10 * 9, "{last:?}");
+        assert!(last < TIME_LIMIT && last > TIME_LIMIT / 10 * 9, "{last:?}");
         assert!(all.len() < 200, "{}", all.len());
     }
 
     #[test]
     fn only_busy_servers_are_retried() {
-        let mut asked = 0;
+        let mut attempts = 0;
         let got = retry_while_busy(|| {
-            asked += 1;
-            match asked {
+            attempts += 1;
+            match attempts {
                 1 | 2 => Err(Error::Busy("no place".into())),
                 n => Ok(n),
             }
         });
         assert_eq!(got, Ok(3));
-        let mut asked = 0;
+        let mut attempts = 0;
         let failed = retry_while_busy(|| {
-            asked += 1;
+            attempts += 1;
             Err::<(), _>(Error::failed("nobody listens"))
         });
-        assert_eq!((failed, asked), (Err(Error::failed("nobody listens")), 1));
+        assert_eq!(
+            (failed, attempts),
+            (Err(Error::failed("nobody listens")), 1)
+        );
     }
 
     /// A name may have two addresses, and the server may listen on one of them only and be full.
@@ -112,8 +115,8 @@ mod tests {
     fn busy_wins_over_unreachable() {
         let addresses: [SocketAddr; 2] = ["[::1]:7", "127.0.0.1:7"].map(|a| a.parse().unwrap());
         let busy = || Error::Busy("no place".into());
-        for at in 0..2 {
-            let outcome = try_addresses(&addresses, |a| match a == addresses[at] {
+        for busy_address in addresses {
+            let outcome = try_addresses(&addresses, |a| match a == busy_address {
                 true => Err::<(), _>(busy()),
                 false => Err(Error::failed("nobody listens")),
             });

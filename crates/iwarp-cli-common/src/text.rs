@@ -34,7 +34,7 @@ mod tests {
             ("\u{2028}\u{e0041}", "\\u{2028}\\u{e0041}"),
         ] {
             assert_eq!(printable(text), shown);
-            assert_eq!(printable(shown), shown, "twice");
+            assert_eq!(printable(shown), shown, "escaping twice");
         }
     }
 }

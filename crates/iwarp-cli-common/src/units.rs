@@ -27,7 +27,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("'{text}' is too large"))
 }
 
-/// Formats a size as `4 B`, `64 KiB`, `1 MiB`; a size that is no multiple of a unit stays in bytes.
+/// Formats a size, such as `1500 B` or `64 KiB`, in the largest unit of which it is a multiple.
 pub fn size(octets: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if octets >> shift > 0 && octets.trailing_zeros() >= shift {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_parse_both_ways() {
+    fn sizes_are_parsed_and_formatted() {
         for (text, n) in [
             ("4", 4),
             ("64K", 65536),

@@ -27,7 +27,7 @@ EXIT CODES:
   2    wrong usage
   126  `run`: the program cannot be executed
   127  `run`: the program was not found
-  Otherwise `run` ends with the exit code or the signal of the program.")]
+  If the program starts, `run` ends with its exit code, or by the signal that ended it.")]
 pub(crate) struct Cli {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]

@@ -69,7 +69,7 @@ fn as_json(d: &Device, face: Face) -> Value {
         .collect();
     let address = |a: &DeviceAddress| {
         let indices = gid_indices(d, a, face);
-        json!({ "address": shown(d, a), "gid_indices": indices })
+        json!({ "address": with_scope(d, a), "gid_indices": indices })
     };
     json!({
         "name": d.name,
@@ -82,8 +82,8 @@ fn as_json(d: &Device, face: Face) -> Value {
     })
 }
 
-/// Returns an address as programs expect it: a link-local one with its interface.
-fn shown(d: &Device, a: &DeviceAddress) -> String {
+/// Returns the address as text. A link-local address includes its interface, as programs need it.
+fn with_scope(d: &Device, a: &DeviceAddress) -> String {
     match a.scope_id {
         0 => a.ip.to_string(),
         _ => format!("{}%{}", a.ip, d.interface),
@@ -120,7 +120,7 @@ fn as_text(list: &[Device], face: Face, verbose: bool) -> String {
                 [] => "no GID".to_owned(),
                 some => format!("GID {}", some.join(", ")),
             };
-            line(["", &format!("{gid:10}  {}", shown(d, a)), "", ""]);
+            line(["", &format!("{gid:10}  {}", with_scope(d, a)), "", ""]);
         }
     }
     if verbose {
@@ -162,7 +162,7 @@ mod tests {
     fn link_local_address_names_its_interface() {
         for d in Device::list().unwrap() {
             for a in &d.addresses {
-                let local = shown(&d, a).contains(&format!("%{}", d.interface));
+                let local = with_scope(&d, a).contains(&format!("%{}", d.interface));
                 assert_eq!(local, a.scope_id != 0, "{a:?}");
             }
         }

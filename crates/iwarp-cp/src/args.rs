@@ -24,13 +24,13 @@ const DEFAULT_MEMORY: u64 = 256 << 20;
     after_help = "The sender writes the data by RDMA Write directly into the receiver's registered \
 memory. If a copy is interrupted, the received part stays as .NAME.iwarp-part; the next copy \
 verifies it by SHA-256 and continues. The file gets its own name only when it is complete and \
-verified. A download replaces a local file of the same name, as cp and scp do. If a file is named \
-'serve' or '-', or its name contains a colon, write ./serve, ./- or ./a:b.
+verified. A download replaces a local file of the same name, as cp and scp do. For a local file \
+that is named 'serve' or '-', or whose name contains a colon, write ./serve, ./- or ./a:b.
 
 By default only this host can reach a server, and clients can only read the files below DIR. \
 --writable lets clients write new files, and --overwrite also lets them replace files. Files and \
 folders whose names begin with a dot can be neither read nor written. With --bind other hosts can \
-reach the server. It then needs a secret (--secret-file, at both ends) or --anonymous. The secret \
+reach the server. Then give a secret (--secret-file, at both ends) or --anonymous. The secret \
 keeps out clients that do not have it; the data are not encrypted.
 
 EXAMPLES:
@@ -143,9 +143,9 @@ impl ServeOptions {
 /// The MPA CRC switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Crc {
-    /// Used
+    /// Request the CRC
     On,
-    /// Not used unless the peer requests it
+    /// Use the CRC only if the peer requests it
     Off,
 }
 
@@ -172,7 +172,7 @@ pub(crate) enum Call {
 }
 
 impl CpArgs {
-    /// Returns the number of `--verbose`.
+    /// Returns how often `--verbose` was given.
     #[must_use]
     pub fn verbose(&self) -> u8 {
         self.verbose
@@ -203,8 +203,8 @@ impl CpArgs {
         let secret = self.secret()?;
         if secret.is_none() && !self.serve.anonymous && !self.serve.is_local() {
             return Err(Error::usage(
-                "with --bind other hosts can reach the server: give --secret-file FILE with a \
-                 secret that clients need, too, or --anonymous to admit everybody who can reach it",
+                "with --bind other hosts can reach the server: give --secret-file FILE (clients \
+                 need the same secret), or --anonymous to admit every client",
             ));
         }
         let writing = match (self.serve.writable, self.serve.overwrite) {
@@ -271,8 +271,10 @@ impl CpArgs {
                     file: self.to.clone().into(),
                 })
             }
-            (None, None) => Err(Error::usage("one of the two must be HOST:PATH")),
-            (Some(_), Some(_)) => Err(Error::usage("only one of the two may be HOST:PATH")),
+            (None, None) => Err(Error::usage("one of the two arguments must be HOST:PATH")),
+            (Some(_), Some(_)) => Err(Error::usage(
+                "only one of the two arguments may be HOST:PATH",
+            )),
         }
     }
 }
@@ -379,7 +381,7 @@ mod tests {
 
     /// The usage error names the option.
     #[test]
-    fn options_of_serve_belong_to_serve() {
+    fn serve_options_are_refused_in_copies() {
         for option in [
             &["--bind", "::1"][..],
             &["--writable"],

@@ -3,9 +3,10 @@
 //! Each end draws a random nonce. The client sends its proof first, and the server sends its own
 //! only if the client's is correct, so a stranger gets nothing that helps to guess the secret. A
 //! proof is HMAC-SHA-256, keyed with the secret, over the protocol, its version, the sender's role
-//! and both nonces. It is therefore useless at another time, in the other direction, and in another
-//! version. The server opens no file and registers no memory for the client before. The rest of the
-//! connection is neither encrypted nor authenticated: see SECURITY.md.
+//! and both nonces. So a recorded proof is useless on another connection, in the other direction,
+//! and for another version. Before the client's proof, the server opens no file and grants no
+//! memory to the client. The rest of the connection is neither encrypted nor authenticated: see
+//! SECURITY.md.
 
 use crate::protocol::{Message, Nonce, Proof, VERSION};
 use crate::transport::{Link, expect, unexpected};
@@ -32,7 +33,8 @@ impl std::fmt::Debug for Secret {
 }
 
 /// The error if only the server has a secret, whichever end detects it.
-const WANTED: &str = "the server wants a secret: give the same one with --secret-file";
+const SECRET_REQUIRED: &str =
+    "the server requires a secret: give the same secret with --secret-file";
 
 /// The sender's role. The labels have equal length, so that different MAC inputs never collide.
 #[derive(Debug, Clone, Copy)]
@@ -63,13 +65,12 @@ impl Secret {
             .context(format_args!("'{}'", path.display()))?;
         let stat = rustix::fs::fstat(&fd).context(format_args!("'{}'", path.display()))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(refuse("is no regular file, so it holds no secret".into()));
+            return Err(refuse("is not a regular file".into()));
         }
         // Group access is allowed: service managers pass credentials to a service in that way.
         if stat.st_mode & 0o027 != 0 {
             return Err(refuse(format!(
-                "has the permissions {:03o}: others can read it, or a group can change it, \
-                 so it is no secret; \
+                "has the permissions {:03o}: other users can read it, or a group can change it; \
                  do `chmod 600` first",
                 stat.st_mode & 0o777
             )));
@@ -88,7 +89,7 @@ impl Secret {
         octets.truncate(end);
         if !(MIN_SECRET..=MAX_SECRET).contains(&octets.len()) {
             return Err(refuse(format!(
-                "holds a secret of {} octets: it must have {MIN_SECRET} to {MAX_SECRET}, best from \
+                "contains {} octets; a secret has {MIN_SECRET} to {MAX_SECRET}, for example from \
                  `head -c 32 /dev/urandom | base64`",
                 octets.len()
             )));
@@ -114,22 +115,22 @@ impl Secret {
             .into())
     }
 
-    /// Verifies the other end's proof in constant time.
+    /// Verifies the peer's proof in constant time.
     fn verify(&self, role: Role, client: &Nonce, server: &Nonce, proof: &Proof) -> Result<()> {
         self.mac(role, client, server)?
             .verify_slice(proof)
-            .map_err(|_| Error::failed("the other end has a different secret"))
+            .map_err(|_| Error::failed("the peer has a different secret"))
     }
 }
 
 /// Returns `true` if only this user and root can change a file of this owner.
-const fn is_trusted(owner: u32, me: u32) -> bool {
-    owner == me || owner == 0
+const fn is_trusted(owner: u32, user: u32) -> bool {
+    owner == user || owner == 0
 }
 
-fn nonce() -> Result<Nonce> {
+fn new_nonce() -> Result<Nonce> {
     let mut nonce = Nonce::default();
-    getrandom::fill(&mut nonce).context("no random numbers")?;
+    getrandom::fill(&mut nonce).context("cannot get random numbers")?;
     Ok(nonce)
 }
 
@@ -138,27 +139,27 @@ fn nonce() -> Result<Nonce> {
 /// # Errors
 /// Fails if the versions differ, or if one end requires a proof that the other cannot give.
 pub(crate) fn client_handshake(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
-    let mine = nonce()?;
+    let client_nonce = new_nonce()?;
     link.send(&Message::Hello {
         version: VERSION,
         secret: secret.is_some(),
-        nonce: mine,
+        nonce: client_nonce,
     })?;
-    let theirs = match expect(link)? {
+    let server_nonce = match expect(link)? {
         Message::Hello {
             version,
-            secret: wanted,
+            secret: required,
             nonce,
         } => {
-            same_version(version)?;
-            match (secret, wanted) {
+            check_version(version)?;
+            match (secret, required) {
                 (None, true) => {
-                    return Err(Error::failed(WANTED));
+                    return Err(Error::failed(SECRET_REQUIRED));
                 }
                 (Some(_), false) => {
                     return Err(Error::failed(
                         "the server has no secret, so it cannot prove its identity: start it with \
-                         --secret-file, or leave that out here",
+                         --secret-file, or omit --secret-file for this copy",
                     ));
                 }
                 _ => nonce,
@@ -168,63 +169,69 @@ pub(crate) fn client_handshake(link: &mut impl Link, secret: Option<&Secret>) ->
     };
     let Some(secret) = secret else { return Ok(()) };
     link.send(&Message::Proof {
-        proof: secret.prove(Role::Client, &mine, &theirs)?,
+        proof: secret.prove(Role::Client, &client_nonce, &server_nonce)?,
     })?;
     match expect(link)? {
-        Message::Proof { proof } => secret.verify(Role::Server, &mine, &theirs, &proof),
+        Message::Proof { proof } => {
+            secret.verify(Role::Server, &client_nonce, &server_nonce, &proof)
+        }
         other => Err(unexpected(&other)),
     }
 }
 
-/// Performs the server's handshake. Returns `false` if the client closed without a message.
+/// Performs the server's handshake. Returns `false` if the client closed the connection without
+/// having sent a message.
 pub(crate) fn server_handshake(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
     let Some(first) = link.recv()? else {
         return Ok(false);
     };
     let Message::Hello {
         version,
-        secret: theirs_too,
-        nonce: theirs,
+        secret: client_has_secret,
+        nonce: client_nonce,
     } = first
     else {
         return Err(unexpected(&first));
     };
-    let mine = nonce()?;
-    // Answer before the check, so that the client can report both versions and the missing secret.
+    let server_nonce = new_nonce()?;
+    // Answer before the checks, so that the client can report both versions or the missing secret.
     link.send(&Message::Hello {
         version: VERSION,
         secret: secret.is_some(),
-        nonce: mine,
+        nonce: server_nonce,
     })?;
-    same_version(version)?;
+    check_version(version)?;
     let Some(secret) = secret else {
         return Ok(true);
     };
-    if !theirs_too {
-        return Err(Error::failed(WANTED));
+    if !client_has_secret {
+        return Err(Error::failed(SECRET_REQUIRED));
     }
-    // `Working` is refused here: a stranger must not gain time with it.
+    // `recv`, not `expect`, because a stranger must not gain time with `Working`.
     match link.recv()? {
-        Some(Message::Proof { proof }) => secret.verify(Role::Client, &theirs, &mine, &proof)?,
+        Some(Message::Proof { proof }) => {
+            secret.verify(Role::Client, &client_nonce, &server_nonce, &proof)?;
+        }
         Some(other) => return Err(unexpected(&other)),
         None => {
             return Err(Error::failed(
-                "the client closed the connection instead of a proof",
+                "the client closed the connection instead of sending a proof",
             ));
         }
     }
     link.send(&Message::Proof {
-        proof: secret.prove(Role::Server, &theirs, &mine)?,
+        proof: secret.prove(Role::Server, &client_nonce, &server_nonce)?,
     })?;
     Ok(true)
 }
 
-fn same_version(theirs: u16) -> Result<()> {
-    if theirs == VERSION {
+fn check_version(peer_version: u16) -> Result<()> {
+    if peer_version == VERSION {
         return Ok(());
     }
     Err(Error::failed(format!(
-        "the peer uses version {theirs} of the iwarp cp protocol, this is version {VERSION}"
+        "the peer uses version {peer_version} of the iwarp cp protocol, this command uses version \
+         {VERSION}"
     )))
 }
 
@@ -251,7 +258,7 @@ mod tests {
             file(&t, &[&long[..], b"\r\n"].concat(), 0o440).unwrap().0,
             long
         );
-        // The line break does not count towards the length.
+        // The line break at the end is not part of the secret.
         for end in [&b""[..], b"\n", b"\r\n"] {
             let content = [&[b'x'; 4096][..], end].concat();
             assert_eq!(file(&t, &content, 0o600).unwrap().0, [b'x'; 4096]);
@@ -294,16 +301,16 @@ mod tests {
 
     #[test]
     fn secret_of_another_user_is_refused() {
-        for (owner, me, trusted) in [
+        for (owner, user, trusted) in [
             (0, 0, true),
             (0, 1000, true),
             (1000, 1000, true),
             (1000, 1001, false),
             (1000, 0, false),
         ] {
-            assert_eq!(is_trusted(owner, me), trusted, "{owner} {me}");
+            assert_eq!(is_trusted(owner, user), trusted, "{owner} {user}");
         }
-        // Only root can create such a file.
+        // Only root can give a file to another user.
         let t = TempDir::new();
         std::fs::write(t.path("secret"), [b'x'; 16]).unwrap();
         let private = std::fs::Permissions::from_mode(0o600);
@@ -314,8 +321,8 @@ mod tests {
         }
     }
 
-    /// Ends of different builds must agree. The value was computed with Python's `hmac` and
-    /// `hashlib`.
+    /// Different builds must compute the same proof. The value was computed with Python's `hmac`
+    /// and `hashlib`.
     #[test]
     fn proof_has_known_value() {
         let secret = Secret(b"correct horse battery staple".to_vec());
@@ -345,6 +352,6 @@ mod tests {
         let mut changed = proof;
         changed[31] ^= 1;
         assert!(secret.verify(Role::Client, &a, &b, &changed).is_err());
-        assert_ne!(nonce().unwrap(), nonce().unwrap());
+        assert_ne!(new_nonce().unwrap(), new_nonce().unwrap());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::CpArgs;
 use crate::confine::{Place, regular};
-use crate::link::{Half, RdmaLink};
+use crate::link::{Prepared, RdmaLink};
 use crate::part::Source;
 use crate::session::{self, Summary};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How to continue if a copy ends early; the received data are kept.
+/// How to continue a copy that ended early.
 const RESUME: &str = "the received data are kept: repeat the command to continue";
 /// As [`RESUME`], for a command with `--no-resume`.
-const RESUME_WITHOUT: &str =
+const RESUME_WITHOUT_OPTION: &str =
     "the received data are kept: repeat the command without --no-resume to continue";
 
 pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
@@ -60,45 +60,44 @@ fn request<'a>(args: &CpArgs, path: &'a str) -> session::Request<'a> {
     }
 }
 
-/// Connects and calls `work`. Retries if the server was busy, or evicted this client before it
-/// answered the request.
+/// Connects and calls `work`. Retries if the server is busy, or if it evicts this client before it
+/// has answered the request.
 fn copy(
     args: &CpArgs,
     (host, port): (&str, u16),
     mut work: impl FnMut(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
 ) -> Result<()> {
     let secret = args.secret()?;
-    // No other user of the memory of this process needs a share.
+    // Unlimited: this process makes only one copy.
     let budget = Budget::new(u64::MAX);
     let addresses = rdma::resolve(host, port)?;
     let bar = bar(args.quiet);
     let hint = if args.no_resume {
-        RESUME_WITHOUT
+        RESUME_WITHOUT_OPTION
     } else {
         RESUME
     };
-    // Between the first byte and the last, an interrupted copy leaves a part that can be continued.
-    let begun = Arc::new(AtomicBool::new(false));
+    let resumable = Arc::new(AtomicBool::new(false));
     let current = Arc::new(Mutex::new(None));
-    let mut took = 0.0;
+    let mut seconds = 0.0;
     let outcome = retry::retry_while_busy(|| {
         let (ctx, mut link) =
             rdma::try_addresses(&addresses, &crate::config(args), |ctx, peer| {
-                let (half, qp) = Half::new(ctx, &budget)?;
-                let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
-                Ok((ctx.clone(), link))
+                let (prepared, qp) = Prepared::new(ctx, &budget)?;
+                let connection = rdma::connect(&Connector::new(ctx), peer, qp)?;
+                Ok((ctx.clone(), prepared.connected(connection, None)))
             })?;
         if lock(&current).replace(ctx.clone()).is_none() {
-            say_when_interrupted(&current, &begun, &bar, hint)?;
+            report_when_interrupted(&current, &resumable, &bar, hint)?;
         }
         let start = Instant::now();
-        // `work` reports progress from the server's answer to the request on.
+        // `work` reports progress only after the server has answered the request.
         let mut answered = false;
         let outcome = session::begin(&mut link, secret.as_ref()).and_then(|()| {
             work(&mut link, &mut |done, all| {
                 answered = true;
                 show(&bar, done, all);
-                begun.store(is_a_part(done, all), Ordering::Release);
+                resumable.store(is_resumable(done, all), Ordering::Release);
             })
         });
         let outcome = outcome.map_err(|e| match answered {
@@ -106,23 +105,23 @@ fn copy(
             false => link.busy_if_refused(e),
         });
         link.close();
-        took = start.elapsed().as_secs_f64();
+        seconds = start.elapsed().as_secs_f64();
         flush(&ctx);
         outcome
     });
     bar.finish_and_clear();
-    let done = outcome.map_err(|e| match begun.load(Ordering::Acquire) {
+    let done = outcome.map_err(|e| match resumable.load(Ordering::Acquire) {
         true => Error::failed(format!("{e}; {hint}")),
         false => e,
     })?;
     if !args.quiet {
-        out::line(format_args!("{}", summary(done, took)));
+        out::line(format_args!("{}", summary(done, seconds)));
     }
     Ok(())
 }
 
 /// Returns `true` if a copy that ends after `done` bytes can be continued.
-const fn is_a_part(done: u64, all: u64) -> bool {
+const fn is_resumable(done: u64, all: u64) -> bool {
     0 < done && done < all
 }
 
@@ -131,17 +130,17 @@ fn lock(current: &Mutex<Option<Context>>) -> MutexGuard<'_, Option<Context>> {
     current.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// On an interrupt, says how to continue the copy and completes the capture of the connection.
-fn say_when_interrupted(
+/// On an interrupt, prints how to continue the copy and completes the capture of the connection.
+fn report_when_interrupted(
     current: &Arc<Mutex<Option<Context>>>,
-    begun: &Arc<AtomicBool>,
+    resumable: &Arc<AtomicBool>,
     bar: &ProgressBar,
     hint: &'static str,
 ) -> Result<()> {
-    let (current, begun, bar) = (Arc::clone(current), Arc::clone(begun), bar.clone());
+    let (current, resumable, bar) = (Arc::clone(current), Arc::clone(resumable), bar.clone());
     signals::on_interrupt(move |code| {
         bar.finish_and_clear();
-        match begun.load(Ordering::Acquire) {
+        match resumable.load(Ordering::Acquire) {
             true => eprintln!("iwarp: interrupted; {hint}"),
             false => eprintln!("iwarp: interrupted"),
         }
@@ -175,24 +174,24 @@ fn bar(quiet: bool) -> ProgressBar {
 fn show(bar: &ProgressBar, done: u64, all: u64) {
     if bar.length() != Some(all) {
         bar.set_length(all);
-        // Data that the receiver had already do not count for the rate.
+        // Data that the receiver already had do not count for the rate.
         bar.set_position(done);
         bar.reset_eta();
     }
     bar.set_position(done);
 }
 
-fn summary(done: Summary, took: f64) -> String {
+fn summary(done: Summary, seconds: f64) -> String {
     let moved = done.size - done.resumed;
     let hash: String = done.hash.iter().map(|b| format!("{b:02x}")).collect();
     let resumed = if done.resumed > 0 {
-        format!(", {} octets were there already", done.resumed)
+        format!(", the receiver already had {} octets", done.resumed)
     } else {
         String::new()
     };
     format!(
-        "{moved} octets in {took:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
-        units::rate(moved as f64 / took.max(1e-9))
+        "{moved} octets in {seconds:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
+        units::rate(moved as f64 / seconds.max(1e-9))
     )
 }
 
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn summary_counts_moved_data() {
-        let of = |resumed| {
+        let summary_of = |resumed| {
             let (size, hash) = (5000, [0xab; 32]);
             let done = Summary {
                 size,
@@ -212,7 +211,7 @@ mod tests {
             summary(done, 2.0)
         };
         let hash = "ab".repeat(32);
-        let whole = of(0);
+        let whole = summary_of(0);
         assert_eq!(
             whole,
             format!(
@@ -220,12 +219,12 @@ mod tests {
                 units::rate(2500.0)
             )
         );
-        let rest = of(3000);
-        let first = rest.lines().next().unwrap();
+        let continued = summary_of(3000);
+        let first = continued.lines().next().unwrap();
         assert_eq!(
             first,
             format!(
-                "2000 octets in 2.000 s, {}, 3000 octets were there already",
+                "2000 octets in 2.000 s, {}, the receiver already had 3000 octets",
                 units::rate(1000.0)
             )
         );
@@ -241,9 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn empty_and_complete_are_no_part() {
-        let parts =
-            [(0, 0), (0, 9), (1, 9), (8, 9), (9, 9)].map(|(done, all)| is_a_part(done, all));
-        assert_eq!(parts, [false, false, true, true, false]);
+    fn only_partial_copies_are_resumable() {
+        let resumable =
+            [(0, 0), (0, 9), (1, 9), (8, 9), (9, 9)].map(|(done, all)| is_resumable(done, all));
+        assert_eq!(resumable, [false, false, true, true, false]);
     }
 }

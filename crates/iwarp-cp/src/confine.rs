@@ -1,9 +1,10 @@
 //! Path confinement: a peer cannot reach files outside the served directory.
 //!
-//! Two checks. First the text: relative, no `..`, no empty or hidden components, limited length.
-//! Then `cap-std`: every open uses `openat2` with RESOLVE_BENEATH, so that a symbolic link out of
-//! the tree is refused when it is followed, without a race. Without `openat2`, `cap-std` walks the
-//! components one by one with the same result.
+//! The first check is of the path's text: it must be relative and not too long, without `..` and
+//! without empty or hidden components. The second check is made by `cap-std`: it opens with
+//! `openat2` and RESOLVE_BENEATH, so a symbolic link out of the tree is refused when it is
+//! followed, without a race. On kernels without `openat2`, `cap-std` walks the components one by
+//! one, with the same result.
 
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _};
@@ -18,7 +19,7 @@ use std::path::Path;
 pub(crate) const PART_SUFFIX: &str = ".iwarp-part";
 /// Longest path in a request, in bytes.
 pub(crate) const MAX_PATH: usize = 1024;
-/// Longest component; leaves room for the prefix and suffix of partial files.
+/// Longest component in bytes. The names of partial files are longer by a prefix and a suffix.
 const MAX_COMPONENT: usize = 200;
 
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl Root {
     /// Opens a regular file below the root for reading.
     ///
     /// # Errors
-    /// Fails if the path leaves the root, does not exist or is no regular file.
+    /// Fails if the path leaves the root, does not exist, or is not a regular file.
     pub(crate) fn read(&self, path: &str) -> Result<File> {
         check(path)?;
         // NONBLOCK: opening a FIFO must not block the server.
@@ -101,7 +102,7 @@ impl Place {
     /// Renames a file of this directory to the place's name, atomically and without replacing.
     ///
     /// # Errors
-    /// Returns [`Errno::EXIST`] if the name is taken.
+    /// Returns [`Errno::EXIST`] if the name exists.
     pub(crate) fn rename_new(&self, from: &str) -> rustix::io::Result<()> {
         let (dir, to) = (&self.dir, self.name.as_str());
         match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
@@ -118,11 +119,11 @@ impl Place {
         rustix::fs::unlinkat(dir, from, AtFlags::empty())
     }
 
-    /// Refuses names that are taken by anything but a regular file, which a rename would destroy.
-    /// Returns `true` if a regular file has the name.
+    /// Checks what a rename to the name would replace. Returns `true` if it is a regular file,
+    /// and `false` if the name does not exist.
     ///
     /// # Errors
-    /// Fails if a directory, link or device has the name.
+    /// Fails if the name belongs to a directory, link or device.
     pub(crate) fn check_target(&self) -> Result<bool> {
         match rustix::fs::statat(
             self.dir.as_fd(),
@@ -131,7 +132,7 @@ impl Place {
         ) {
             Ok(s) if FileType::from_raw_mode(s.st_mode) == FileType::RegularFile => Ok(true),
             Ok(_) => Err(Error::failed(format!(
-                "'{}' exists and is no regular file",
+                "'{}' exists and is not a regular file",
                 self.name
             ))),
             Err(Errno::NOENT) => Ok(false),
@@ -144,15 +145,16 @@ impl Place {
 pub(crate) fn regular(fd: OwnedFd, name: &str) -> Result<File> {
     let stat = rustix::fs::fstat(&fd).context(format_args!("'{name}'"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Error::failed(format!("'{name}' is no regular file")));
+        return Err(Error::failed(format!("'{name}' is not a regular file")));
     }
     Ok(File::from(fd))
 }
 
+/// Checks the text of a path.
 fn check(path: &str) -> Result<()> {
     let refuse = |why: &str| Err(Error::failed(format!("'{path}' is refused: {why}")));
     if path.is_empty() || path.len() > MAX_PATH {
-        return refuse("paths have 1 to 1024 octets");
+        return refuse("a path has 1 to 1024 octets");
     }
     if path.starts_with('/') {
         return refuse("paths are relative to the served directory");
@@ -162,14 +164,14 @@ fn check(path: &str) -> Result<()> {
             || part.len() > MAX_COMPONENT
             || part.contains(char::is_control)
         {
-            return refuse("'.', '..', empty, long or unprintable components");
+            return refuse("a component is '.', '..', empty, too long or unprintable");
         }
         if part.ends_with(PART_SUFFIX) {
             return refuse("names of partial files are reserved");
         }
         if part.starts_with('.') {
             return refuse(
-                "names that begin with a dot are hidden, and are neither given nor taken",
+                "names that begin with a dot are hidden, and can be neither read nor written",
             );
         }
     }
@@ -207,10 +209,10 @@ mod tests {
         let root = Root::open(&t.path("root")).unwrap();
         let longest = "x".repeat(MAX_COMPONENT);
         assert_eq!(root.place(&longest).unwrap().name, longest);
-        // The longest name leaves room for that of the partial file.
+        // The name of its partial file is not too long, either.
         let partial = t.path("root").join(format!(".{longest}{PART_SUFFIX}"));
         std::fs::write(partial, "").unwrap();
-        // Components of 199 bytes and their slashes, and a last one of 24: 1024 in all.
+        // Five components of 199 bytes with their slashes, and a last component of 24 bytes.
         let path = format!(
             "{}{}",
             format!("{}/", "x".repeat(199)).repeat(5),
@@ -242,17 +244,17 @@ mod tests {
     #[test]
     fn local_name_without_folder_is_found() {
         // Tests run in the folder of their package.
-        let here = Place::local(Path::new("Cargo.toml")).unwrap();
-        assert_eq!(here.name, "Cargo.toml");
-        assert!(here.check_target().unwrap());
+        let relative = Place::local(Path::new("Cargo.toml")).unwrap();
+        assert_eq!(relative.name, "Cargo.toml");
+        assert!(relative.check_target().unwrap());
         let t = tree();
-        let there = Place::local(&t.path("root/sub/file")).unwrap();
-        assert!(there.check_target().unwrap());
+        let absolute = Place::local(&t.path("root/sub/file")).unwrap();
+        assert!(absolute.check_target().unwrap());
         for no_folder in ["root/nothing/file", "root/sub/file/x"] {
             assert!(Place::local(&t.path(no_folder)).is_err(), "{no_folder}");
         }
-        // Programs started meanwhile do not inherit the descriptor.
-        let flags = rustix::io::fcntl_getfd(&there.dir).unwrap();
+        // Programs that are started meanwhile must not inherit the descriptor.
+        let flags = rustix::io::fcntl_getfd(&absolute.dir).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         assert!(matches!(Place::local(Path::new("/")), Err(Error::Usage(_))));
     }

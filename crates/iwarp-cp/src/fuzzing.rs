@@ -13,7 +13,7 @@ use crate::session::{Terms, serve};
 use crate::transport::Link;
 use iwarp_cli_common::error::{Error, Result};
 
-/// Decodes one message. An accepted message encodes to the same bytes, except for escaped text.
+/// Decodes one message. A valid message encodes to the same bytes, except for escaped text.
 pub fn message(data: &[u8]) {
     let Ok(message) = Message::decode(data) else {
         return;
@@ -23,19 +23,19 @@ pub fn message(data: &[u8]) {
         assert!(grant.slot_size > 0 && grant.slot_size <= MAX_SLOT_SIZE);
         assert_eq!(grant.slot_at(grant.slots), None);
     }
-    let written = message.encode().expect("what was read can be written");
-    assert!(written.len() <= MAX_MESSAGE);
+    let encoded = message.encode().expect("decoded messages can be encoded");
+    assert!(encoded.len() <= MAX_MESSAGE);
     if !matches!(message, Message::Hello { .. } | Message::Error { .. }) {
-        assert_eq!(written, data);
+        assert_eq!(encoded, data);
     }
 }
 
-/// The slots that the server grants.
-const SLOT: u32 = 64;
+/// Size and number of the slots that the server grants.
+const SLOT_SIZE: u32 = 64;
 const SLOTS: u16 = 3;
 const FILE: (&str, &[u8]) = (
     "file",
-    b"what the server has to give, a few octets that are not the same",
+    b"the contents of the server's file, a few octets of different values",
 );
 
 /// A client that sends the messages of the input, each after its length in one byte, and never
@@ -43,8 +43,8 @@ const FILE: (&str, &[u8]) = (
 #[derive(Debug)]
 struct Client<'a> {
     input: &'a [u8],
-    /// Data that the server has taken from its slots for the current file.
-    taken: Vec<u8>,
+    /// Data that the server has read from its slots for the current file.
+    read: Vec<u8>,
 }
 
 impl Client<'_> {
@@ -57,12 +57,12 @@ impl Client<'_> {
         let message = match Message::decode(octets)? {
             // The fuzzer cannot find a hash, so replace a zero one with the correct value.
             Message::Finish { hash } if hash == Hash::default() => Message::Finish {
-                hash: Sha256::digest(&self.taken).into(),
+                hash: Sha256::digest(&self.read).into(),
             },
             other => other,
         };
         if matches!(message, Message::Put { .. }) {
-            self.taken.clear();
+            self.read.clear();
         }
         Ok(Some(message))
     }
@@ -83,7 +83,7 @@ impl Link for Client<'_> {
         self.next()
     }
 
-    fn peer_waits(&mut self, _: bool) {}
+    fn set_peer_waiting(&mut self, _: bool) {}
 
     fn authenticated(&mut self) {}
 
@@ -91,7 +91,7 @@ impl Link for Client<'_> {
         Ok(Grant {
             stag: 1,
             base: 0,
-            slot_size: SLOT,
+            slot_size: SLOT_SIZE,
             slots: SLOTS,
         })
     }
@@ -102,14 +102,17 @@ impl Link for Client<'_> {
         len: u32,
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        assert!(slot < SLOTS && len <= SLOT, "slot {slot}, {len} octets");
+        assert!(
+            slot < SLOTS && len <= SLOT_SIZE,
+            "slot {slot}, {len} octets"
+        );
         let data: Vec<u8> = (0..len).map(|i| (i * 7 + u32::from(slot)) as u8).collect();
-        self.taken.extend_from_slice(&data);
+        self.read.extend_from_slice(&data);
         f(&data)
     }
 
-    fn chunk(&mut self, to: &Grant) -> Result<u32> {
-        Ok(to.slot_size.min(SLOT))
+    fn max_write_len(&mut self, to: &Grant) -> Result<u32> {
+        Ok(to.slot_size.min(SLOT_SIZE))
     }
 
     fn write_slot(
@@ -149,15 +152,15 @@ fn folder() -> &'static PathBuf {
 }
 
 /// Runs a server against a client that sends arbitrary messages. Checks that nothing outside of the
-/// served folder changes, and that a file that was reported as complete has the received contents.
+/// served folder changes, and that a file that the server reports as complete has the right size.
 pub fn session(data: &[u8]) {
-    let Some((&how, input)) = data.split_first() else {
+    let Some((&writing, input)) = data.split_first() else {
         return;
     };
     let dir = folder();
-    let root = Root::open(&dir.join("served")).expect("the folder is there");
+    let root = Root::open(&dir.join("served")).expect("the folder exists");
     let terms = Terms {
-        writing: match how & 3 {
+        writing: match writing & 3 {
             0 => None,
             1 => Some(Existing::Keep),
             _ => Some(Existing::Replace),
@@ -166,13 +169,13 @@ pub fn session(data: &[u8]) {
     };
     let mut client = Client {
         input,
-        taken: Vec::new(),
+        read: Vec::new(),
     };
     let mut done = Vec::new();
     let _ = serve(&mut client, &root, &terms, &mut |path, summary| {
         done.push((path.to_owned(), summary));
     });
-    // The next file of the session may have replaced an earlier one.
+    // Check only the last file, because it may have replaced earlier ones.
     if let Some((path, summary)) = done.last() {
         let file = fs::read(dir.join("served").join(path));
         assert_eq!(
@@ -181,37 +184,37 @@ pub fn session(data: &[u8]) {
             "{path}"
         );
     }
-    clean(dir, terms.writing == Some(Existing::Replace));
+    check_and_restore(dir, terms.writing == Some(Existing::Replace));
 }
 
 /// Checks the files beside the served folder, and restores the folder.
-fn clean(dir: &std::path::Path, replaced: bool) {
-    let secret = fs::read(dir.join("secret")).expect("it is there");
+fn check_and_restore(dir: &std::path::Path, may_replace: bool) {
+    let secret = fs::read(dir.join("secret")).expect("the file exists");
     assert_eq!(secret, b"secret");
     assert_eq!(
         fs::read_dir(dir).expect("a folder").count(),
         2,
-        "something beside it"
+        "a new entry beside the served folder"
     );
     let served = dir.join("served");
-    let mut there = Vec::new();
+    let mut entries = Vec::new();
     for entry in fs::read_dir(&served).expect("a folder") {
-        there.push(entry.expect("an entry").path());
+        entries.push(entry.expect("an entry").path());
     }
-    let file = fs::read(served.join(FILE.0)).expect("it is there");
+    let file = fs::read(served.join(FILE.0)).expect("the file exists");
     assert!(
-        replaced || file == FILE.1,
-        "a file that was to stay has changed"
+        may_replace || file == FILE.1,
+        "a file that must not be replaced has changed"
     );
-    if there.len() == 2 && file == FILE.1 && is_empty(&served.join("folder")) {
+    if entries.len() == 2 && file == FILE.1 && is_empty(&served.join("folder")) {
         return;
     }
-    for path in there {
+    for path in entries {
         let removed = match path.is_dir() {
             true => fs::remove_dir_all(&path),
             false => fs::remove_file(&path),
         };
-        removed.expect("it can be removed");
+        removed.expect("the entry can be removed");
     }
     fs::create_dir(served.join("folder")).expect("a folder");
     fs::write(served.join(FILE.0), FILE.1).expect("a file");

@@ -49,14 +49,14 @@ pub fn run(args: &CpArgs) -> Result<()> {
     }
 }
 
-/// Returns the environment's settings with the changes by the arguments.
+/// Returns the configuration from the environment and the arguments.
 fn config(args: &CpArgs) -> Config {
     let config = iwarp_cli_common::rdma::config();
-    change(config, args)
+    with_options(config, args)
 }
 
-/// Applies the given options; others keep their settings.
-fn change(mut config: Config, args: &CpArgs) -> Config {
+/// Applies the options that were given.
+fn with_options(mut config: Config, args: &CpArgs) -> Config {
     if let Some(crc) = args.crc {
         config.crc = crc == args::Crc::On;
     }
@@ -80,19 +80,19 @@ mod tests {
         a: CpArgs,
     }
 
-    fn of(base: &Config, more: &[&str]) -> Config {
+    fn config_with(base: &Config, more: &[&str]) -> Config {
         let args = Wrap::parse_from([&["cp", "a", "h:b"], more].concat()).a;
-        change(base.clone(), &args)
+        with_options(base.clone(), &args)
     }
 
     /// Each option alone and together with settings of the environment.
     #[test]
     fn options_win_over_environment() {
-        let usual = Config::default();
-        let mut set = Config::default();
-        (set.crc, set.markers) = (false, true);
-        set.capture = Some("env".into());
-        set.capture_bytes = Some(7);
+        let defaults = Config::default();
+        let mut environment = Config::default();
+        (environment.crc, environment.markers) = (false, true);
+        environment.capture = Some("env".into());
+        environment.capture_bytes = Some(7);
         type Change = fn(&mut Config);
         let rows: [(&[&str], Change, Change); 7] = [
             (&[], |_| (), |_| ()),
@@ -116,10 +116,10 @@ mod tests {
             ),
         ];
         for (options, alone, with_environment) in rows {
-            for (base, change) in [(&usual, alone), (&set, with_environment)] {
+            for (base, change) in [(&defaults, alone), (&environment, with_environment)] {
                 let mut want = base.clone();
                 change(&mut want);
-                assert_eq!(of(base, options), want, "{options:?}");
+                assert_eq!(config_with(base, options), want, "{options:?}");
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::part;
 use crate::protocol::{Grant, MAX_MESSAGE, Message};
-use crate::transport::{Link, STILL_THERE};
+use crate::transport::{Link, WORKING_INTERVAL};
 use iwarp::Access;
 use iwarp::verbs::cm::ConnectedId;
 use iwarp::verbs::{
@@ -22,42 +22,44 @@ use std::time::{Duration, Instant};
 
 /// Slots that a receiver grants; fewer if memory is short.
 const SLOTS: u16 = 16;
-/// Bytes per slot: enough that the messages cost little, few enough for the caches. A sender never
-/// writes more at once, even if the peer's slots are larger.
+/// Bytes per slot. Larger slots would not fit the caches; smaller slots need more messages. A
+/// sender never writes more at once, even if the peer's slots are larger.
 const SLOT_SIZE: u32 = 512 << 10;
-/// Fewest bytes that a sender writes at once. With less memory the copy fails.
-const MIN_CHUNK: u32 = 16 << 10;
+/// Smallest send buffer in bytes. If not even these fit into memory, the copy fails.
+const MIN_SEND_BUFFER: u32 = 16 << 10;
 /// Buffers of a sender. It fills one while the others are being written to the peer.
-const STAGES: usize = 4;
+const SEND_BUFFERS: usize = 4;
 /// Posted receives, enough for a window of our size. TCP holds back further messages.
 const RECVS: usize = 2 * SLOTS as usize + 32;
 /// Largest number of queued messages.
 const SENDS: usize = 64;
 /// How long the peer may be silent. A peer that hashes a large file sends `Working` meanwhile.
-const SILENCE: Duration = Duration::from_secs(30);
-const _: () = assert!(2 * STILL_THERE.as_secs() <= SILENCE.as_secs());
+const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+const _: () = assert!(2 * WORKING_INTERVAL.as_secs() <= SILENCE_LIMIT.as_secs());
 /// How long the peer may accept no data.
-const STALL: Duration = Duration::from_secs(30);
+const STALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a client may take to prove that it knows the secret, whatever it sends meanwhile.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long closing may take, whatever the peer sends meanwhile.
-const CLOSE: Duration = Duration::from_secs(5);
+const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Interval of checks for moving data. Shorter than the time after which a client counts as idle.
+/// How often a waiting end checks whether data have moved. Shorter than the time after which a
+/// client counts as idle.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-const WRITE: u64 = 1 << 32;
+/// `wr_id` of RDMA Writes.
+const WRITE_ID: u64 = 1 << 32;
 
-/// Measures how long no data have moved in either direction. On a slow network a large request
-/// takes long to complete, but the peer is not silent meanwhile.
-struct Patience {
+/// Measures how long no data have moved in either direction. On a slow network, a large request
+/// takes long to complete, but data move meanwhile.
+struct StallTimer {
     limit: Duration,
     moved: u64,
     since: Instant,
 }
 
-impl Patience {
+impl StallTimer {
     fn new(limit: Duration, moved: u64) -> Self {
         Self {
             limit,
@@ -70,7 +72,7 @@ impl Patience {
     /// call.
     ///
     /// # Errors
-    /// Fails if it has not changed for longer than the limit.
+    /// Fails if the number has not changed for longer than the limit.
     fn check(&mut self, moved: u64, now: Instant) -> Result<bool> {
         if moved != self.moved {
             (self.moved, self.since) = (moved, now);
@@ -84,7 +86,7 @@ impl Patience {
 }
 
 /// The resources that are created before the connection.
-pub(super) struct Half {
+pub(super) struct Prepared {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     /// Buffers of the receives, then of the sends. The peer has no access to this region.
@@ -94,12 +96,12 @@ pub(super) struct Half {
     _share: Share,
 }
 
-impl Half {
+impl Prepared {
     /// Creates the resources and posts the receives.
     pub(super) fn new(ctx: &Context, budget: &Arc<Budget>) -> Result<(Self, QueuePair)> {
-        let share = budget.take((RECVS + SENDS) * MAX_MESSAGE + part::CHUNK)?;
+        let share = budget.take((RECVS + SENDS) * MAX_MESSAGE + part::HASH_CHUNK)?;
         let pd = ProtectionDomain::new(ctx);
-        let sends = SENDS + STAGES;
+        let sends = SENDS + SEND_BUFFERS;
         let cq = ctx
             .create_cq((RECVS + sends) as u32, None)
             .context("completion queue")?;
@@ -115,7 +117,7 @@ impl Half {
                     .rd_atomic(1, 1),
             )
             .context("queue pair")?;
-        let half = Self {
+        let prepared = Self {
             pd,
             cq,
             messages,
@@ -123,58 +125,59 @@ impl Half {
             _share: share,
         };
         for slot in 0..RECVS {
-            half.receive(&qp, slot)?;
+            prepared.receive(&qp, slot)?;
         }
-        Ok((half, qp))
+        Ok((prepared, qp))
     }
 
     /// Adds the connection. `guest` is `Some` on a server.
     pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> RdmaLink {
         RdmaLink {
-            half: self,
+            prepared: self,
             connection,
-            deadline: guest.is_some().then(|| Instant::now() + HANDSHAKE),
+            deadline: guest.is_some().then(|| Instant::now() + HANDSHAKE_LIMIT),
             guest,
             inbox: VecDeque::new(),
             closed: false,
-            sends: 0,
+            outstanding_sends: 0,
             next_send: 0,
             slots: None,
-            stage: None,
-            next_stage: 0,
-            writes: 0,
+            send_buffers: None,
+            next_send_buffer: 0,
+            outstanding_writes: 0,
         }
     }
 
-    /// Creates the slots that the peer writes to. If memory is short, grants fewer, because a slow
+    /// Creates the slots that the peer writes to. If memory is short, creates fewer, because a slow
     /// copy is better than a refusal.
-    fn ring(&self) -> Result<(Room, u16)> {
+    fn create_slots(&self) -> Result<(Buffers, u16)> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mut slots = SLOTS;
         loop {
-            let least = slots == 1;
-            match Room::new(self, usize::from(slots), SLOT_SIZE, access, least) {
-                Err(_) if !least => slots /= 2,
-                room => return Ok((room?, slots)),
+            let is_minimum = slots == 1;
+            match Buffers::new(self, usize::from(slots), SLOT_SIZE, access, is_minimum) {
+                Err(_) if !is_minimum => slots /= 2,
+                buffers => return Ok((buffers?, slots)),
             }
         }
     }
 
-    /// Creates the buffers of a sender; smaller ones if memory is short.
-    fn stages(&self) -> Result<Room> {
-        let mut chunk = SLOT_SIZE;
+    /// Creates the buffers of a sender. If memory is short, creates smaller buffers.
+    fn create_send_buffers(&self) -> Result<Buffers> {
+        let mut size = SLOT_SIZE;
         loop {
-            let least = chunk <= MIN_CHUNK;
-            match Room::new(self, STAGES, chunk, Access::LOCAL_WRITE, least) {
-                Err(_) if !least => chunk /= 2,
-                room => return room,
+            let is_minimum = size <= MIN_SEND_BUFFER;
+            match Buffers::new(self, SEND_BUFFERS, size, Access::LOCAL_WRITE, is_minimum) {
+                Err(_) if !is_minimum => size /= 2,
+                buffers => return buffers,
             }
         }
     }
 
     fn receive(&self, qp: &iwarp::runtime::QueuePair, slot: usize) -> Result<()> {
-        let at = slot * MAX_MESSAGE;
-        let sge = self.messages.sge(at..at + MAX_MESSAGE).context("memory")?;
+        let offset = slot * MAX_MESSAGE;
+        let range = offset..offset + MAX_MESSAGE;
+        let sge = self.messages.sge(range).context("memory")?;
         let wr = RecvWr {
             wr_id: slot as u64,
             sges: &[sge],
@@ -187,96 +190,104 @@ impl Half {
 
 /// A connection that copies files.
 pub(super) struct RdmaLink {
-    half: Half,
+    prepared: Prepared,
     connection: ConnectedId,
     guest: Option<Guest>,
-    /// Limit for the handshake and for closing. While it is set, no wait lasts longer, and moving
-    /// data are no progress of the guest, which can be evicted.
+    /// Limit for the handshake and for closing. While it is set, no wait lasts longer. Data that
+    /// move meanwhile do not protect the guest from eviction.
     deadline: Option<Instant>,
     /// Received messages: slot and length. A receive is reposted only after its message was read,
-    /// so that a peer cannot make this queue grow. cannot make this queue grow.
+    /// so that a peer cannot make this queue grow.
     inbox: VecDeque<(usize, usize)>,
-    /// The peer has closed the connection in order.
+    /// The peer has closed the connection gracefully.
     closed: bool,
-    /// Messages that are posted and not complete; `writes` counts RDMA Writes in the same way. All
-    /// complete in the order of posting.
-    sends: usize,
+    /// Messages that are posted and not complete. Like the Writes, they complete in the order of
+    /// posting.
+    outstanding_sends: usize,
     next_send: usize,
-    slots: Option<(Room, Grant)>,
-    stage: Option<Room>,
-    next_stage: usize,
-    writes: usize,
+    slots: Option<(Buffers, Grant)>,
+    send_buffers: Option<Buffers>,
+    next_send_buffer: usize,
+    outstanding_writes: usize,
 }
 
-/// Registered memory in equal parts, and a buffer of one part's size for file access.
-struct Room {
+/// Registered memory in buffers of equal size, and an unregistered buffer of that size for file
+/// access.
+struct Buffers {
     mr: MemoryRegion,
-    part: u32,
-    buffer: Vec<u8>,
+    size: u32,
+    file_buffer: Vec<u8>,
     _share: Share,
 }
 
-impl Room {
-    /// Creates a room. Unless `least` is set, it must be a fair share of the remaining memory.
-    fn new(half: &Half, parts: usize, part: u32, access: Access, least: bool) -> Result<Self> {
-        let octets = (parts + 1) * part as usize;
-        if !least && !half.budget.is_fair(octets) {
+impl Buffers {
+    /// Creates `count` buffers. Unless `is_minimum` is set, fails if they exceed a fair share of
+    /// the remaining memory.
+    fn new(
+        prepared: &Prepared,
+        count: usize,
+        size: u32,
+        access: Access,
+        is_minimum: bool,
+    ) -> Result<Self> {
+        let octets = (count + 1) * size as usize;
+        if !is_minimum && !prepared.budget.is_fair(octets) {
             return Err(Error::failed("the memory is reserved for other clients"));
         }
-        let share = half.budget.take(octets)?;
+        let share = prepared.budget.take(octets)?;
         Ok(Self {
-            mr: half
+            mr: prepared
                 .pd
-                .reg_mr(parts * part as usize, access)
+                .reg_mr(count * size as usize, access)
                 .context("memory")?,
-            part,
-            buffer: zeros(part as usize)?,
+            size,
+            file_buffer: zeros(size as usize)?,
             _share: share,
         })
     }
 }
 
 impl RdmaLink {
-    fn patience(&self, limit: Duration) -> Patience {
-        Patience::new(limit, self.moved())
+    fn stall_timer(&self, limit: Duration) -> StallTimer {
+        StallTimer::new(limit, self.bytes_moved())
     }
 
     /// Returns the number of bytes that have moved in both directions.
-    fn moved(&self) -> u64 {
+    fn bytes_moved(&self) -> u64 {
         let counters = self.connection.counters();
         counters.tx_bytes.wrapping_add(counters.rx_bytes)
     }
 
     /// Records that data have moved.
-    fn progress(&self) {
+    fn note_data_moved(&self) {
         if let Some(guest) = self.guest.as_ref().filter(|_| self.deadline.is_none()) {
-            guest.moves();
+            guest.data_moved();
         }
     }
 
-    /// Processes completions. With `retry`, waits for at least one.
-    fn pump(&mut self, mut patience: Option<&mut Patience>) -> Result<()> {
+    /// Processes completions. With a `stall_timer`, waits for at least one.
+    fn pump(&mut self, mut stall_timer: Option<&mut StallTimer>) -> Result<()> {
         let mut done = [Cqe::default(); 16];
         let n = loop {
-            let end = self.deadline.filter(|_| patience.is_some());
+            let end = self.deadline.filter(|_| stall_timer.is_some());
             if end.is_some_and(|end| Instant::now() >= end) {
                 return Err(Error::failed("the peer takes too long"));
             }
-            let n = match patience {
-                None => self.half.cq.poll(&mut done).map_err(iwarp::Error::from),
-                Some(_) => self.half.cq.wait(&mut done, Some(CHECK_INTERVAL)),
+            let n = match stall_timer {
+                None => self.prepared.cq.poll(&mut done).map_err(iwarp::Error::from),
+                Some(_) => self.prepared.cq.wait(&mut done, Some(CHECK_INTERVAL)),
             };
-            match (n, patience.as_deref_mut()) {
-                (Err(iwarp::Error::TimedOut(_)), Some(patience)) => {
-                    if patience.check(self.moved(), Instant::now())? {
-                        self.progress();
+            match (n, stall_timer.as_deref_mut()) {
+                (Err(iwarp::Error::TimedOut(_)), Some(stall_timer)) => {
+                    if stall_timer.check(self.bytes_moved(), Instant::now())? {
+                        self.note_data_moved();
                     }
                 }
                 (n, _) => break n.context("completion queue")?,
             }
         };
         if let Some(guest) = self.guest.as_ref().filter(|_| n > 0) {
-            self.progress();
+            self.note_data_moved();
             service::check_not_evicted(guest)?;
         }
         for cqe in done.iter().take(n) {
@@ -285,8 +296,8 @@ impl RdmaLink {
                     self.inbox
                         .push_back((cqe.wr_id as usize, cqe.byte_len as usize));
                 }
-                WcStatus::Success if cqe.wr_id == WRITE => self.writes -= 1,
-                WcStatus::Success => self.sends -= 1,
+                WcStatus::Success if cqe.wr_id == WRITE_ID => self.outstanding_writes -= 1,
+                WcStatus::Success => self.outstanding_sends -= 1,
                 WcStatus::Flushed if self.connection.fault().is_none() => self.closed = true,
                 status => return Err(failed_completion(status, &self.connection)),
             }
@@ -295,13 +306,13 @@ impl RdmaLink {
     }
 
     /// Waits until `done` returns `true` or the peer closes the connection.
-    fn until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let mut patience = self.patience(limit);
+    fn wait_until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let mut stall_timer = self.stall_timer(limit);
         while !done(self) {
             if self.closed {
                 return Err(failed_completion(WcStatus::Flushed, &self.connection));
             }
-            self.pump(Some(&mut patience))?;
+            self.pump(Some(&mut stall_timer))?;
         }
         Ok(())
     }
@@ -310,36 +321,38 @@ impl RdmaLink {
         let Some((slot, len)) = self.inbox.pop_front() else {
             return Ok(None);
         };
-        let at = slot * MAX_MESSAGE;
+        let offset = slot * MAX_MESSAGE;
         let octets = self
-            .half
+            .prepared
             .messages
-            .to_vec(at..at + len.min(MAX_MESSAGE))
+            .to_vec(offset..offset + len.min(MAX_MESSAGE))
             .context("memory")?;
-        // A closed queue pair accepts no receive, but messages that arrived before are still valid.
-        if let Err(e) = self.half.receive(&self.connection, slot) {
+        // A closed queue pair accepts no receives, but messages that arrived before it was closed
+        // are still valid.
+        if let Err(e) = self.prepared.receive(&self.connection, slot) {
             tracing::debug!("{e}");
         }
         Message::decode(&octets).map(Some)
     }
 
-    /// Client: converts the error `e` of an unanswered request to [`Error::Busy`] if the server had
-    /// no place for this client after all.
+    /// Client: converts the error `e` of an unanswered request to [`Error::Busy`] if the server
+    /// reset the connection because it needed the place.
     pub(super) fn busy_if_refused(&self, e: Error) -> Error {
         rdma::busy_if_reset(e, &self.connection)
     }
 
     /// Returns `true` if TCP has accepted all messages and data.
     const fn has_sent_all(&self) -> bool {
-        self.sends == 0 && self.writes == 0
+        self.outstanding_sends == 0 && self.outstanding_writes == 0
     }
 
-    /// Closes in order: waits until all messages are sent, closes, and waits for the peer to close.
+    /// Closes gracefully: waits until all messages are sent, closes, and waits for the peer to
+    /// close.
     pub(super) fn close(mut self) {
-        self.deadline = Some(Instant::now() + CLOSE);
-        let _ = self.until(CLOSE, Self::has_sent_all);
+        self.deadline = Some(Instant::now() + CLOSE_LIMIT);
+        let _ = self.wait_until(CLOSE_LIMIT, Self::has_sent_all);
         if self.connection.disconnect().is_ok() {
-            // If the peer does not close in time, no data are lost.
+            // The data are sent, so a peer that does not close in time loses nothing.
             let _ = self
                 .connection
                 .wait_disconnected(Some(Duration::from_secs(2)));
@@ -350,30 +363,30 @@ impl RdmaLink {
 impl Link for RdmaLink {
     fn send(&mut self, message: &Message) -> Result<()> {
         let octets = message.encode()?;
-        // Poll even if there is room: an end that only sends notices here that the peer has gone.
+        // Poll even if a buffer is free: an end that only sends detects here that the peer closed
+        // the connection.
         self.pump(None)?;
         if self.closed {
             return Err(failed_completion(WcStatus::Flushed, &self.connection));
         }
-        self.until(STALL, |l| l.sends < SENDS)?;
-        let at = (RECVS + self.next_send) * MAX_MESSAGE;
-        self.half.messages.write_at(at, &octets).context("memory")?;
-        let sge = self
-            .half
-            .messages
-            .sge(at..at + octets.len())
+        self.wait_until(STALL_LIMIT, |l| l.outstanding_sends < SENDS)?;
+        let offset = (RECVS + self.next_send) * MAX_MESSAGE;
+        let messages = &self.prepared.messages;
+        messages.write_at(offset, &octets).context("memory")?;
+        let sge = messages
+            .sge(offset..offset + octets.len())
             .context("memory")?;
         self.connection
             .post_send(&[SendWr::send(0, &[sge]).signaled()])
             .map_err(iwarp::Error::from)
             .context("send")?;
         self.next_send = (self.next_send + 1) % SENDS;
-        self.sends += 1;
+        self.outstanding_sends += 1;
         Ok(())
     }
 
     fn recv(&mut self) -> Result<Option<Message>> {
-        let mut patience = self.patience(SILENCE);
+        let mut stall_timer = self.stall_timer(SILENCE_LIMIT);
         loop {
             if let Some(m) = self.next_message()? {
                 return Ok(Some(m));
@@ -381,7 +394,7 @@ impl Link for RdmaLink {
             if self.closed {
                 return Ok(None);
             }
-            self.pump(Some(&mut patience))?;
+            self.pump(Some(&mut stall_timer))?;
         }
     }
 
@@ -392,9 +405,9 @@ impl Link for RdmaLink {
         self.next_message()
     }
 
-    fn peer_waits(&mut self, yes: bool) {
+    fn set_peer_waiting(&mut self, waiting: bool) {
         match &self.guest {
-            Some(guest) if yes => guest.at_work(),
+            Some(guest) if waiting => guest.at_work(),
             Some(guest) => guest.touch(),
             None => {}
         }
@@ -411,14 +424,14 @@ impl Link for RdmaLink {
         if let Some((_, grant)) = &self.slots {
             return Ok(*grant);
         }
-        let (room, slots) = self.half.ring()?;
+        let (buffers, slots) = self.prepared.create_slots()?;
         let grant = Grant {
-            stag: room.mr.remote().rkey,
-            base: room.mr.remote().addr,
-            slot_size: room.part,
+            stag: buffers.mr.remote().rkey,
+            base: buffers.mr.remote().addr,
+            slot_size: buffers.size,
             slots,
         };
-        self.slots = Some((room, grant));
+        self.slots = Some((buffers, grant));
         Ok(grant)
     }
 
@@ -429,24 +442,25 @@ impl Link for RdmaLink {
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let outside = || Error::failed("no such slot");
-        let (room, grant) = self.slots.as_mut().ok_or_else(outside)?;
+        let (buffers, grant) = self.slots.as_mut().ok_or_else(outside)?;
         if slot >= grant.slots || len > grant.slot_size {
             return Err(outside());
         }
-        let at = usize::from(slot) * grant.slot_size as usize;
-        let data = room.buffer.get_mut(..len as usize).ok_or_else(outside)?;
-        room.mr.read_at(at, data).context("memory")?;
+        let offset = usize::from(slot) * grant.slot_size as usize;
+        let data = buffers.file_buffer.get_mut(..len as usize);
+        let data = data.ok_or_else(outside)?;
+        buffers.mr.read_at(offset, data).context("memory")?;
         f(data)
     }
 
-    fn chunk(&mut self, to: &Grant) -> Result<u32> {
-        // Created once, and independent of the peer's slots: all copies of this connection use
-        // them.
-        let stage = match self.stage.take() {
-            Some(stage) => stage,
-            None => self.half.stages()?,
+    fn max_write_len(&mut self, to: &Grant) -> Result<u32> {
+        // Created once and independent of the peer's slots, because all copies of this connection
+        // use the same buffers.
+        let buffers = match self.send_buffers.take() {
+            Some(buffers) => buffers,
+            None => self.prepared.create_send_buffers()?,
         };
-        Ok(self.stage.insert(stage).part.min(to.slot_size))
+        Ok(self.send_buffers.insert(buffers).size.min(to.slot_size))
     }
 
     fn write_slot(
@@ -458,24 +472,27 @@ impl Link for RdmaLink {
     ) -> Result<()> {
         let outside = || Error::failed("no such slot");
         let target = to.slot_at(slot).ok_or_else(outside)?;
-        if len > self.chunk(to)? {
+        if len > self.max_write_len(to)? {
             return Err(outside());
         }
-        let stage = self.stage.as_mut().ok_or_else(outside)?;
-        fill(stage.buffer.get_mut(..len as usize).ok_or_else(outside)?)?;
-        // Wait only now: earlier data are in transit while the file is read.
-        self.until(STALL, |l| l.writes < STAGES)?;
-        let stage = self.stage.as_ref().ok_or_else(outside)?;
-        let at = self.next_stage * stage.part as usize;
-        let data = stage.buffer.get(..len as usize).ok_or_else(outside)?;
-        stage.mr.write_at(at, data).context("memory")?;
-        let sge = stage.mr.sge(at..at + len as usize).context("memory")?;
+        let buffers = self.send_buffers.as_mut().ok_or_else(outside)?;
+        let data = buffers.file_buffer.get_mut(..len as usize);
+        fill(data.ok_or_else(outside)?)?;
+        // Wait only now, so that earlier data are in transit while the file is read.
+        self.wait_until(STALL_LIMIT, |l| l.outstanding_writes < SEND_BUFFERS)?;
+        let buffers = self.send_buffers.as_ref().ok_or_else(outside)?;
+        let offset = self.next_send_buffer * buffers.size as usize;
+        let data = buffers.file_buffer.get(..len as usize);
+        let data = data.ok_or_else(outside)?;
+        buffers.mr.write_at(offset, data).context("memory")?;
+        let range = offset..offset + len as usize;
+        let sge = buffers.mr.sge(range).context("memory")?;
         self.connection
-            .post_send(&[SendWr::write(WRITE, target, to.stag, &[sge]).signaled()])
+            .post_send(&[SendWr::write(WRITE_ID, target, to.stag, &[sge]).signaled()])
             .map_err(iwarp::Error::from)
             .context("RDMA Write")?;
-        self.next_stage = (self.next_stage + 1) % STAGES;
-        self.writes += 1;
+        self.next_send_buffer = (self.next_send_buffer + 1) % SEND_BUFFERS;
+        self.outstanding_writes += 1;
         Ok(())
     }
 }

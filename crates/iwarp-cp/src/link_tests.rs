@@ -16,17 +16,17 @@ fn pair() -> (RdmaLink, RdmaLink) {
     let at = listener.local_addr();
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            let (half, qp) = Half::new(&ctx, &budget).unwrap();
-            half.connected(Connector::new(&ctx).connect(at, qp).unwrap(), None)
+            let (prepared, qp) = Prepared::new(&ctx, &budget).unwrap();
+            prepared.connected(Connector::new(&ctx).connect(at, qp).unwrap(), None)
         });
-        let (half, qp) = Half::new(&ctx, &budget).unwrap();
+        let (prepared, qp) = Prepared::new(&ctx, &budget).unwrap();
         let request = listener.accept(Some(LONG)).unwrap();
         let parameters = ConnectionParameters::default();
         let connection = request.accept(qp, &parameters).unwrap();
         let guest = Gate::new(1, 1).admit(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let guest = guest.unwrap();
         guest.advance();
-        let server = half.connected(connection, Some(guest));
+        let server = prepared.connected(connection, Some(guest));
         (client.join().unwrap(), server)
     })
 }
@@ -38,12 +38,12 @@ fn crowd_leaves_memory_for_others() {
     for (upload, memory) in [(true, 256 << 20), (false, 112 << 20)] {
         let budget = Budget::new(memory);
         let client = || {
-            let half = Half::new(&ctx, &budget)?;
-            let (room, slots) = match upload {
-                true => half.0.ring()?,
-                false => (half.0.stages()?, 0),
+            let prepared = Prepared::new(&ctx, &budget)?;
+            let (buffers, slots) = match upload {
+                true => prepared.0.create_slots()?,
+                false => (prepared.0.create_send_buffers()?, 0),
             };
-            Ok::<_, Error>((half, room, slots))
+            Ok::<_, Error>((prepared, buffers, slots))
         };
         let crowd: Vec<_> = (0..32).map(|_| client().unwrap()).collect();
         if upload {
@@ -54,30 +54,34 @@ fn crowd_leaves_memory_for_others() {
     }
 }
 
-/// A stranger that keeps sending gains no time and can be evicted meanwhile.
+/// A stranger that keeps sending neither extends its time limit nor avoids eviction.
 #[test]
 fn stranger_cannot_keep_its_place() {
     let (mut client, mut server) = pair();
     let begin = Instant::now();
-    assert!(server.deadline.is_some_and(|end| end <= begin + HANDSHAKE));
+    assert!(
+        server
+            .deadline
+            .is_some_and(|end| end <= begin + HANDSHAKE_LIMIT)
+    );
     server.deadline = Some(begin + Duration::from_secs(1));
-    let over = std::sync::atomic::AtomicBool::new(false);
+    let stop = std::sync::atomic::AtomicBool::new(false);
     let ended = std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !over.load(std::sync::atomic::Ordering::Relaxed)
+            while !stop.load(std::sync::atomic::Ordering::Relaxed)
                 && client.send(&Message::Working).is_ok()
             {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        let mut patience = server.patience(SILENCE);
+        let mut stall_timer = server.stall_timer(SILENCE_LIMIT);
         let mut ended = None;
         while ended.is_none() && begin.elapsed() < LONG {
-            ended = server.pump(Some(&mut patience)).err();
-            // Reposts the receives.
+            ended = server.pump(Some(&mut stall_timer)).err();
+            // This reposts the receives.
             while let Ok(Some(_)) = server.next_message() {}
         }
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
         ended
     });
     assert!(ended.is_some_and(|e| e.to_string().contains("too long")));
@@ -85,7 +89,7 @@ fn stranger_cannot_keep_its_place() {
     assert!(idle >= Duration::from_millis(900), "{idle:?}");
 }
 
-/// A Send never completes, and the peer keeps writing data: closing is bounded nevertheless.
+/// Closing takes a limited time, even if a Send never completes and the peer keeps writing.
 #[test]
 fn peer_data_do_not_prevent_closing() {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,19 +109,19 @@ fn peer_data_do_not_prevent_closing() {
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // The connection must not end before the check.
+            // Return the client: dropping it would end the connection before the check.
             client
         });
-        server.sends = usize::MAX;
+        server.outstanding_sends = usize::MAX;
         let begin = Instant::now();
         server.close();
-        assert!(begin.elapsed() >= CLOSE, "it has that time");
+        assert!(begin.elapsed() >= CLOSE_LIMIT, "closed too early");
         closed.store(true, Ordering::Release);
     });
     assert!(!hung.load(Ordering::Acquire), "closing waited for the peer");
 }
 
-/// The time limit ends with the proof, and not before.
+/// The handshake's time limit ends when the handshake is complete, and not before.
 #[test]
 fn proof_ends_the_time_limit() {
     let t = part::tests::TempDir::new();
@@ -145,57 +149,58 @@ fn proof_ends_the_time_limit() {
     }
 }
 
-/// While the server hashes, it only sends. Its client keeps its place, and its end is detected.
+/// While the server hashes, it only sends. Meanwhile its client keeps its place, and the server
+/// detects that the client closes the connection.
 #[test]
 fn sending_end_detects_closed_peer() {
     let (client, mut server) = pair();
     server.authenticated();
-    server.peer_waits(true);
+    server.set_peer_waiting(true);
     for _ in 0..RECVS / 2 {
         server.send(&Message::Working).unwrap();
-        server.pump(Some(&mut server.patience(LONG))).unwrap();
+        server.pump(Some(&mut server.stall_timer(LONG))).unwrap();
     }
     std::thread::sleep(Duration::from_millis(20));
     let guest = server.guest.as_ref().unwrap();
-    assert_eq!(guest.idle(), Duration::ZERO, "it may not be evicted");
+    assert_eq!(guest.idle(), Duration::ZERO, "it must not be evicted");
     drop(client);
-    // The Sends fit into the queue without being received.
-    let noticed = (0..SENDS - 1).any(|_| {
+    // The send queue has room for these Sends, even if none completes.
+    let detected = (0..SENDS - 1).any(|_| {
         std::thread::sleep(Duration::from_millis(200));
         server.send(&Message::Working).is_err()
     });
-    assert!(noticed);
+    assert!(detected);
 }
 
 #[test]
-fn patience_lasts_while_data_move() {
-    let mut patience = Patience::new(SILENCE, 7);
-    let mut now = patience.since;
-    assert!(!patience.check(7, now + SILENCE / 2).unwrap());
-    // Data move slowly, for longer than silence is tolerated.
+fn stall_timer_restarts_while_data_move() {
+    let mut stall_timer = StallTimer::new(SILENCE_LIMIT, 7);
+    let mut now = stall_timer.since;
+    assert!(!stall_timer.check(7, now + SILENCE_LIMIT / 2).unwrap());
+    // Data move slowly, for longer than the limit of silence.
     for moved in 8..20 {
-        now += SILENCE / 2;
-        assert!(patience.check(moved, now).unwrap());
+        now += SILENCE_LIMIT / 2;
+        assert!(stall_timer.check(moved, now).unwrap());
     }
-    assert!(!patience.check(19, now + SILENCE / 2).unwrap());
-    assert!(patience.check(19, now + SILENCE).is_err());
+    assert!(!stall_timer.check(19, now + SILENCE_LIMIT / 2).unwrap());
+    assert!(stall_timer.check(19, now + SILENCE_LIMIT).is_err());
 }
 
-/// No byte beyond a slot is touched, and data arrive where they belong.
+/// Slots outside of the grant and lengths beyond a slot are refused, and data arrive in their slot.
 #[test]
 fn slots_have_bounds() {
     let (mut client, mut server) = pair();
     let mut see = |_: &[u8]| Ok(());
-    assert!(server.read_slot(0, 1, &mut see).is_err(), "none is granted");
+    assert!(server.read_slot(0, 1, &mut see).is_err(), "before a grant");
     let grant = server.grant().unwrap();
     assert_eq!((grant.slots, grant.slot_size), (SLOTS, SLOT_SIZE));
-    assert_eq!(server.grant().unwrap(), grant, "the same ones");
+    assert_eq!(server.grant().unwrap(), grant, "the same slots");
     for (slot, len) in [(SLOTS, 1), (u16::MAX, 1), (0, SLOT_SIZE + 1)] {
         assert!(server.read_slot(slot, len, &mut see).is_err());
         let mut fill = |_: &mut [u8]| Ok(());
         assert!(client.write_slot(&grant, slot, len, &mut fill).is_err());
     }
-    // There are more slots than buffers of the sender.
+    // The receiver has more slots than the sender has buffers.
     let len = |slot| if slot == SLOTS - 1 { SLOT_SIZE } else { 1000 };
     for slot in 0..SLOTS {
         let mut fill = |buf: &mut [u8]| {
@@ -207,18 +212,18 @@ fn slots_have_bounds() {
             .unwrap();
     }
     client.send(&Message::Done).unwrap();
-    // The last ones are still in the sender's buffers, each in its own.
-    let stage = client.stage.as_ref().unwrap();
-    for (n, slot) in (SLOTS - STAGES as u16..SLOTS).enumerate() {
-        let at = n * stage.part as usize;
-        let kept = stage.mr.to_vec(at..at + 1000).unwrap();
+    // The last data are still in the sender's buffers.
+    let buffers = client.send_buffers.as_ref().unwrap();
+    for (n, slot) in (SLOTS - SEND_BUFFERS as u16..SLOTS).enumerate() {
+        let offset = n * buffers.size as usize;
+        let kept = buffers.mr.to_vec(offset..offset + 1000).unwrap();
         assert!(kept.iter().all(|b| *b == slot as u8 + 1), "slot {slot}");
     }
-    let before = server.moved();
+    let before = server.bytes_moved();
     client.send(&Message::Done).unwrap();
     assert_eq!(server.recv().unwrap(), Some(Message::Done));
     assert_eq!(server.recv().unwrap(), Some(Message::Done));
-    assert!(server.moved() > before, "octets move");
+    assert!(server.bytes_moved() > before);
     for slot in 0..SLOTS {
         let mut right = false;
         let mut see = |data: &[u8]| {
@@ -228,10 +233,10 @@ fn slots_have_bounds() {
         server.read_slot(slot, len(slot), &mut see).unwrap();
         assert!(right, "slot {slot}");
     }
-    // A sender writes no more at once than fits the slot and its own buffer.
+    // A sender writes at most as much at once as fits both the slot and its own buffer.
     for (slot_size, most) in [(100, 100), (SLOT_SIZE, SLOT_SIZE), (16 << 20, SLOT_SIZE)] {
         let to = Grant { slot_size, ..grant };
-        assert_eq!(client.chunk(&to).unwrap(), most);
+        assert_eq!(client.max_write_len(&to).unwrap(), most);
         let mut fill = |_: &mut [u8]| Ok(());
         assert!(client.write_slot(&to, 0, most + 1, &mut fill).is_err());
     }
@@ -243,17 +248,18 @@ fn buffers_are_reused_after_completion() {
     let (mut client, mut server) = pair();
     let grant = server.grant().unwrap();
     client.deadline = Some(Instant::now());
-    let late = |outcome: Result<()>| outcome.is_err_and(|e| e.to_string().contains("too long"));
+    let timed_out =
+        |outcome: Result<()>| outcome.is_err_and(|e| e.to_string().contains("too long"));
     let mut fill = |_: &mut [u8]| Ok(());
-    client.writes = STAGES - 1;
+    client.outstanding_writes = SEND_BUFFERS - 1;
     client.write_slot(&grant, 0, 1, &mut fill).unwrap();
-    client.writes = STAGES;
-    assert!(late(client.write_slot(&grant, 0, 1, &mut fill)));
+    client.outstanding_writes = SEND_BUFFERS;
+    assert!(timed_out(client.write_slot(&grant, 0, 1, &mut fill)));
     let (mut client, _server) = pair();
     client.deadline = Some(Instant::now());
-    client.sends = SENDS;
-    assert!(late(client.send(&Message::Done)));
-    client.sends = SENDS - 1;
+    client.outstanding_sends = SENDS;
+    assert!(timed_out(client.send(&Message::Done)));
+    client.outstanding_sends = SENDS - 1;
     client.send(&Message::Done).unwrap();
     // Each message uses a buffer of its own.
     let (mut client, mut server) = pair();
@@ -263,17 +269,19 @@ fn buffers_are_reused_after_completion() {
     }
 }
 
-/// If memory is short, rooms are smaller; the client is refused only if the smallest does not fit.
+/// If memory is short, a client gets fewer slots or smaller buffers. It is refused only if the
+/// minimum does not fit.
 #[test]
-fn little_memory_gives_small_rooms() {
+fn buffers_shrink_if_memory_is_short() {
     let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
-    let half = |left: u64| {
-        let messages = (RECVS + SENDS) * MAX_MESSAGE + part::CHUNK;
-        Half::new(&ctx, &Budget::new(messages as u64 + left)).unwrap()
+    let prepared_with = |available: u64| {
+        let messages = (RECVS + SENDS) * MAX_MESSAGE + part::HASH_CHUNK;
+        Prepared::new(&ctx, &Budget::new(messages as u64 + available)).unwrap()
     };
-    // A room that could be smaller may take an eighth of the rest. The buffer is one more part.
+    // Buffers above the minimum may take an eighth of the available memory. The file buffer counts
+    // as one more slot.
     let slot = u64::from(SLOT_SIZE);
-    for (left, slots) in [
+    for (available, slots) in [
         (8 * 17 * slot, Some(16)),
         (8 * 17 * slot - 1, Some(8)),
         (8 * 3 * slot, Some(2)),
@@ -281,25 +289,26 @@ fn little_memory_gives_small_rooms() {
         (2 * slot, Some(1)),
         (2 * slot - 1, None),
     ] {
-        let (half, _qp) = half(left);
-        let room = half.ring().ok();
-        assert_eq!(room.as_ref().map(|(_, slots)| *slots), slots, "{left}");
-        if let Some((room, slots)) = room {
-            assert_eq!(room.mr.len(), usize::from(slots) * SLOT_SIZE as usize);
+        let (prepared, _qp) = prepared_with(available);
+        let created = prepared.create_slots().ok();
+        let created_slots = created.as_ref().map(|(_, slots)| *slots);
+        assert_eq!(created_slots, slots, "{available}");
+        if let Some((buffers, slots)) = created {
+            assert_eq!(buffers.mr.len(), usize::from(slots) * SLOT_SIZE as usize);
         }
     }
-    let parts = STAGES as u64 + 1;
-    let least = u64::from(MIN_CHUNK);
-    for (left, chunk) in [
-        (8 * parts * slot, Some(SLOT_SIZE)),
-        (8 * parts * slot - 1, Some(SLOT_SIZE / 2)),
-        (8 * parts * 2 * least - 1, Some(MIN_CHUNK)),
-        (parts * least, Some(MIN_CHUNK)),
-        (parts * least - 1, None),
+    let count = SEND_BUFFERS as u64 + 1;
+    let minimum = u64::from(MIN_SEND_BUFFER);
+    for (available, size) in [
+        (8 * count * slot, Some(SLOT_SIZE)),
+        (8 * count * slot - 1, Some(SLOT_SIZE / 2)),
+        (8 * count * 2 * minimum - 1, Some(MIN_SEND_BUFFER)),
+        (count * minimum, Some(MIN_SEND_BUFFER)),
+        (count * minimum - 1, None),
     ] {
-        let (half, _qp) = half(left);
-        let room = half.stages().ok();
-        assert_eq!(room.as_ref().map(|room| room.part), chunk, "{left}");
+        let (prepared, _qp) = prepared_with(available);
+        let buffers = prepared.create_send_buffers().ok();
+        assert_eq!(buffers.map(|buffers| buffers.size), size, "{available}");
     }
 }
 
@@ -308,11 +317,11 @@ fn little_memory_gives_small_rooms() {
 fn idle_time_starts_after_work() {
     let (_client, mut server) = pair();
     server.authenticated();
-    server.peer_waits(true);
+    server.set_peer_waiting(true);
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(server.guest.as_ref().unwrap().idle(), Duration::ZERO);
     let begin = Instant::now();
-    server.peer_waits(false);
+    server.set_peer_waiting(false);
     std::thread::sleep(Duration::from_millis(10));
     let idle = server.guest.as_ref().unwrap().idle();
     assert!(
@@ -321,44 +330,45 @@ fn idle_time_starts_after_work() {
     );
 }
 
-/// A sender polls for messages between its data without waiting.
+/// A sender polls for messages between its Writes without waiting.
 #[test]
 fn try_recv_does_not_wait() {
     let (mut client, mut server) = pair();
     assert_eq!(server.try_recv().unwrap(), None);
     client.send(&Message::Done).unwrap();
     let end = Instant::now() + LONG;
-    let mut came = None;
-    while came.is_none() && Instant::now() < end {
-        came = server.try_recv().unwrap();
+    let mut received = None;
+    while received.is_none() && Instant::now() < end {
+        received = server.try_recv().unwrap();
     }
-    assert_eq!(came, Some(Message::Done));
+    assert_eq!(received, Some(Message::Done));
 }
 
 /// The share of a server's `--memory` that each client needs, before its slots.
 #[test]
 fn client_needs_half_a_mebibyte() {
     let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
-    let made = |octets| Half::new(&ctx, &Budget::new(octets)).is_ok();
-    assert!(made(512 << 10));
-    assert!(!made((512 << 10) - 1));
+    let suffices = |octets| Prepared::new(&ctx, &Budget::new(octets)).is_ok();
+    assert!(suffices(512 << 10));
+    assert!(!suffices((512 << 10) - 1));
 }
 
-/// An end does not close before TCP has accepted everything.
+/// An end closes only after TCP has accepted everything, so requests are unsent until they
+/// complete.
 #[test]
-fn posted_is_unsent_until_completed() {
+fn requests_are_unsent_until_completed() {
     let (mut client, mut server) = pair();
     assert!(client.has_sent_all());
     client.send(&Message::Done).unwrap();
     assert!(!client.has_sent_all(), "a message");
-    client.until(LONG, RdmaLink::has_sent_all).unwrap();
+    client.wait_until(LONG, RdmaLink::has_sent_all).unwrap();
     let grant = server.grant().unwrap();
     client.write_slot(&grant, 0, 1, &mut |_| Ok(())).unwrap();
     assert!(!client.has_sent_all(), "data");
-    client.until(LONG, RdmaLink::has_sent_all).unwrap();
+    client.wait_until(LONG, RdmaLink::has_sent_all).unwrap();
 }
 
-/// Data in either direction are progress of the guest; checking for them alone is not.
+/// Data in either direction are progress of the guest. Polling without data is not.
 #[test]
 fn data_in_both_directions_are_progress() {
     let (mut client, mut server) = pair();
@@ -368,21 +378,21 @@ fn data_in_both_directions_are_progress() {
     std::thread::sleep(Duration::from_millis(30));
     let before = idle(&server);
     assert_eq!(server.try_recv().unwrap(), None);
-    assert!(idle(&server) >= before, "nothing has come");
-    let (mut moved, begin) = (server.moved(), Instant::now());
+    assert!(idle(&server) >= before, "no data");
+    let (mut moved, begin) = (server.bytes_moved(), Instant::now());
     client.send(&Message::Done).unwrap();
     assert_eq!(server.recv().unwrap(), Some(Message::Done));
     assert!(idle(&server) <= begin.elapsed() + Duration::from_millis(1));
-    assert!(server.moved() > moved, "received");
-    moved = server.moved();
+    assert!(server.bytes_moved() > moved, "received");
+    moved = server.bytes_moved();
     server.send(&Message::Done).unwrap();
-    server.until(LONG, RdmaLink::has_sent_all).unwrap();
-    assert!(server.moved() > moved, "sent");
+    server.wait_until(LONG, RdmaLink::has_sent_all).unwrap();
+    assert!(server.bytes_moved() > moved, "sent");
 }
 
-/// A broken connection is not mistaken for an orderly close.
+/// A reset is an error; a graceful close is not.
 #[test]
-fn reset_is_no_orderly_close() {
+fn reset_is_no_graceful_close() {
     let (client, mut server) = pair();
     client.connection.abort();
     assert!(server.recv().is_err());

@@ -1,10 +1,10 @@
-//! Files that are received (`.NAME.iwarp-part`) or sent. A partial file is verified, continued, and
-//! renamed when it is complete.
+//! The file that is received ([`Part`]) and the file that is sent ([`Source`]). Data are received
+//! into a partial file (`.NAME.iwarp-part`), which is verified and renamed when it is complete.
 //!
 //! Data are written strictly in order, so the length of the partial file is the progress of the
-//! copy. To continue, the receiver hashes the partial file, and the sender compares the hash with
-//! that of its own file's beginning. They differ if a crash left a hole, if the partial file
-//! belongs to another file of that name, or if the source has changed.
+//! copy. To continue a copy, the receiver hashes the partial file, and the sender compares the hash
+//! with that of the beginning of its own file. The hashes differ if a crash left a hole, if the
+//! partial file belongs to another file of that name, or if the source has changed.
 
 use crate::confine::{PART_SUFFIX, Place, regular};
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -18,12 +18,11 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes that are read at a time for hashing.
-pub(crate) const CHUNK: usize = 256 << 10;
-/// How often to reopen a partial file that was renamed before it was locked. Each time, another
-/// copy has completed.
+pub(crate) const HASH_CHUNK: usize = 256 << 10;
+/// How often to reopen a partial file that another copy completed and renamed before it was locked.
 const LOCK_ATTEMPTS: usize = 100;
 /// The umask if the kernel does not report it: others may not write.
-const USUAL_UMASK: u32 = 0o022;
+const DEFAULT_UMASK: u32 = 0o022;
 
 /// A SHA-256 hash.
 pub(crate) type Hash = [u8; 32];
@@ -75,9 +74,9 @@ impl Part {
         stop: &AtomicBool,
         opened: &mut dyn FnMut(),
     ) -> Result<Self> {
-        let there = place.check_target()?;
-        if there && existing == Existing::Keep {
-            return Err(exists(&place.name));
+        let exists = place.check_target()?;
+        if exists && existing == Existing::Keep {
+            return Err(already_exists(&place.name));
         }
         let name = format!(".{}{PART_SUFFIX}", place.name);
         let mut part = Self {
@@ -88,9 +87,9 @@ impl Part {
             len: 0,
             existing,
         };
-        let there = part.file.metadata().context("partial file")?.len();
-        if keep && there <= limit {
-            part.len = hash_prefix(&mut part.file, there, &mut part.hash, stop)?;
+        let len = part.file.metadata().context("partial file")?.len();
+        if keep && len <= limit {
+            part.len = hash_prefix(&mut part.file, len, &mut part.hash, stop)?;
         } else {
             part.restart()?;
         }
@@ -126,7 +125,7 @@ impl Part {
         Ok(())
     }
 
-    /// Syncs the data to disk, then gives the complete file its name.
+    /// Syncs the data to disk, then renames the complete file to its final name.
     ///
     /// # Errors
     /// Fails if the hash differs or the rename fails. If the hash differs, the partial file is
@@ -162,9 +161,9 @@ impl Part {
                 if e != Errno::EXIST {
                     return Error::failed(format!("cannot create '{to}': {e}"));
                 }
-                // The name is taken, so the partial file is of no more use.
+                // The name exists by now, so the partial file is of no use any more.
                 self.remove();
-                exists(to)
+                already_exists(to)
             }),
         }
     }
@@ -178,7 +177,7 @@ impl Part {
 /// all threads.
 static UMASK: LazyLock<u32> = LazyLock::new(|| {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    umask_in(&status).unwrap_or(USUAL_UMASK)
+    umask_in(&status).unwrap_or(DEFAULT_UMASK)
 });
 
 /// Returns the umask in the text of `/proc/PID/status`.
@@ -193,14 +192,14 @@ fn permissions(mode: u32, umask: u32) -> Mode {
     Mode::from_raw_mode(mode & 0o777 & !umask | 0o600)
 }
 
-fn exists(name: &str) -> Error {
+fn already_exists(name: &str) -> Error {
     Error::failed(format!(
         "'{name}' exists already and is not replaced (the server was started without --overwrite)"
     ))
 }
 
-/// Opens or creates a partial file and locks it. Before the lock, another copy may have renamed the
-/// file to its final name. A finished file must not be touched, so the name is opened again then.
+/// Opens or creates a partial file and locks it. Between the two, another copy may rename the file
+/// to its final name. Such a file must not be changed, so the partial file is opened again.
 fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
     let flags =
         OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -260,8 +259,7 @@ impl Source {
     }
 
     /// Compares the hash of the peer's first `len` bytes with this file. If it is equal, reading
-    /// continues after them, otherwise at the beginning. Returns that offset. `stop` ends hashing
-    /// early.
+    /// continues at offset `len`, otherwise at 0. Returns the offset. `stop` ends hashing early.
     ///
     /// # Errors
     /// Fails if the file cannot be read, or if `stop` became `true`.
@@ -290,29 +288,32 @@ impl Source {
         Ok(())
     }
 
-    /// Returns the SHA-256 of all data so far, including those that the peer had already.
+    /// Returns the SHA-256 of all data so far, including those that the peer already had.
     pub(crate) fn hash(&self) -> Hash {
         self.hash.clone().finalize().into()
     }
 }
 
-/// Hashes up to `len` bytes from the current position. Returns how many there were.
+/// Hashes up to `len` bytes from the current position. Returns how many bytes it hashed.
 ///
 /// # Errors
-/// Fails if the file cannot be read, or if `stop` is set, which is checked before each [`CHUNK`].
+/// Fails if the file cannot be read, or if `stop` is set, which is checked before each
+/// [`HASH_CHUNK`].
 fn hash_prefix(
     file: &mut impl Read,
     len: u64,
     hash: &mut Sha256,
     stop: &AtomicBool,
 ) -> Result<u64> {
-    let mut buf = zeros(CHUNK)?;
+    let mut buf = zeros(HASH_CHUNK)?;
     let mut done = 0;
     while done < len {
         if stop.load(Ordering::Relaxed) {
-            return Err(Error::failed("the peer has gone while its file was hashed"));
+            return Err(Error::failed(
+                "the peer closed the connection while its file was hashed",
+            ));
         }
-        let want = (len - done).min(CHUNK as u64) as usize;
+        let want = (len - done).min(HASH_CHUNK as u64) as usize;
         match file.read(&mut buf[..want]) {
             Ok(0) => break,
             Ok(n) => {
@@ -360,7 +361,7 @@ pub(crate) mod tests {
         Sha256::digest(data).into()
     }
 
-    static GO_ON: AtomicBool = AtomicBool::new(false);
+    static NO_STOP: AtomicBool = AtomicBool::new(false);
 
     fn part(path: &Path, keep: bool) -> Result<Part> {
         Part::open(
@@ -368,12 +369,12 @@ pub(crate) mod tests {
             keep,
             1 << 40,
             Existing::Replace,
-            &GO_ON,
+            &NO_STOP,
         )
     }
 
-    /// The second copy opens the partial file, and the first copy completes before the second locks
-    /// it. A third copy may have created a new partial file by then.
+    /// The second copy opens the partial file. Before it locks the file, the first copy completes,
+    /// and a third copy may create a new partial file.
     #[test]
     fn completed_file_is_not_a_partial_one() {
         for (keep, third) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -388,7 +389,7 @@ pub(crate) mod tests {
                 keep,
                 1 << 40,
                 Existing::Replace,
-                &GO_ON,
+                &NO_STOP,
                 &mut || {
                     if let Some(first) = first.take() {
                         first.commit(&sha(b"complete"), 0o644).unwrap();
@@ -399,13 +400,13 @@ pub(crate) mod tests {
                 },
             )
             .unwrap();
-            let there = if keep && third { "third" } else { "" };
-            assert_eq!(second.len(), there.len() as u64, "not the finished file");
+            let kept = if keep && third { "third" } else { "" };
+            assert_eq!(second.len(), kept.len() as u64, "not the finished file");
             second.append(b"half").unwrap();
             assert_eq!(std::fs::read(&target).unwrap(), b"complete");
             assert_eq!(
                 std::fs::read(&partial).unwrap(),
-                format!("{there}half").as_bytes()
+                format!("{kept}half").as_bytes()
             );
         }
     }
@@ -420,7 +421,7 @@ pub(crate) mod tests {
                 true,
                 99,
                 Existing::Keep,
-                &GO_ON,
+                &NO_STOP,
             )
         };
         std::fs::write(&target, "old").unwrap();
@@ -428,9 +429,9 @@ pub(crate) mod tests {
         assert!(e.contains("exists already"), "{e}");
         assert!(
             !t.path(".a.iwarp-part").exists(),
-            "refused before anything is made"
+            "refused before a file is created"
         );
-        // The name is taken while the copy runs.
+        // Another file gets the name while the copy runs.
         std::fs::remove_file(&target).unwrap();
         let mut p = open().unwrap();
         p.append(b"new").unwrap();
@@ -481,13 +482,13 @@ pub(crate) mod tests {
                 let t = TempDir::new();
                 let target = t.path("a");
                 let place = Place::local(&target).unwrap();
-                let mut p = Part::open(place, true, 99, existing, &GO_ON).unwrap();
+                let mut p = Part::open(place, true, 99, existing, &NO_STOP).unwrap();
                 p.append(b"data").unwrap();
                 let mut synced = false;
                 let outcome = p.commit_with(&sha(b"data"), 0o600, |file| {
                     synced = true;
                     assert_eq!(file.metadata()?.len(), 4);
-                    assert!(!target.exists(), "it has its name already");
+                    assert!(!target.exists(), "renamed before the sync");
                     match fails {
                         true => Err(Errno::IO.into()),
                         false => Ok(()),
@@ -531,7 +532,7 @@ pub(crate) mod tests {
         );
     }
 
-    /// Others who may write to the directory can neither redirect the data nor block the copy.
+    /// Other users who may write to the directory can neither redirect the data nor block the copy.
     #[test]
     fn only_regular_files_are_partial_files() {
         use rustix::fs::FileType;
@@ -549,7 +550,7 @@ pub(crate) mod tests {
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &name, FileType::Fifo, mode, 0).unwrap();
         let e = part(&t.path("a"), false).unwrap_err().to_string();
-        assert!(e.contains("no regular file"), "{e}");
+        assert!(e.contains("not a regular file"), "{e}");
     }
 
     #[test]
@@ -567,7 +568,7 @@ pub(crate) mod tests {
         assert_eq!(umask_in("Name:\tUmask: 7\n"), None);
         assert_eq!(umask_in(""), None);
         // If the umask is unknown, only the owner can write.
-        assert_eq!(permissions(0o777, USUAL_UMASK).as_raw_mode(), 0o755);
+        assert_eq!(permissions(0o777, DEFAULT_UMASK).as_raw_mode(), 0o755);
     }
 
     #[test]
@@ -592,7 +593,7 @@ pub(crate) mod tests {
                 true,
                 4,
                 Existing::Replace,
-                &GO_ON
+                &NO_STOP
             )
             .unwrap()
             .len(),
@@ -607,15 +608,15 @@ pub(crate) mod tests {
         let t = TempDir::new();
         std::fs::write(t.path("s"), "hello world").unwrap();
         let mut s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
-        assert_eq!(s.resume(6, &sha(b"hellO "), &GO_ON).unwrap(), 0);
-        // It then reads from the beginning.
+        assert_eq!(s.resume(6, &sha(b"hellO "), &NO_STOP).unwrap(), 0);
+        // Reading starts at the beginning.
         let mut all = [0; 11];
         s.fill(&mut all).unwrap();
         assert_eq!((&all, s.hash()), (b"hello world", sha(b"hello world")));
-        assert_eq!(s.resume(11, &sha(b"hello world"), &GO_ON).unwrap(), 11);
+        assert_eq!(s.resume(11, &sha(b"hello world"), &NO_STOP).unwrap(), 11);
         assert_eq!(s.hash(), sha(b"hello world"));
-        assert_eq!(s.resume(99, &sha(b""), &GO_ON).unwrap(), 0);
-        assert_eq!(s.resume(6, &sha(b"hello "), &GO_ON).unwrap(), 6);
+        assert_eq!(s.resume(99, &sha(b""), &NO_STOP).unwrap(), 0);
+        assert_eq!(s.resume(6, &sha(b"hello "), &NO_STOP).unwrap(), 6);
         let mut rest = [0; 5];
         s.fill(&mut rest).unwrap();
         assert_eq!((&rest, s.hash()), (b"world", sha(b"hello world")));
@@ -631,24 +632,28 @@ pub(crate) mod tests {
     #[test]
     fn prefixes_of_any_length_are_hashed() {
         let t = TempDir::new();
-        let data: Vec<u8> = (0..2 * CHUNK + 5).map(|i| (i * i / 3) as u8).collect();
+        let data: Vec<u8> = (0..2 * HASH_CHUNK + 5).map(|i| (i * i / 3) as u8).collect();
         std::fs::write(t.path("s"), &data).unwrap();
         for (from, len) in [
             (0, 0),
             (0, 1),
-            (0, CHUNK - 1),
-            (0, CHUNK),
-            (0, CHUNK + 1),
-            (7, 2 * CHUNK - 2),
-            (3, 3 * CHUNK),
+            (0, HASH_CHUNK - 1),
+            (0, HASH_CHUNK),
+            (0, HASH_CHUNK + 1),
+            (7, 2 * HASH_CHUNK - 2),
+            (3, 3 * HASH_CHUNK),
         ] {
             let mut file = File::open(t.path("s")).unwrap();
             file.seek(SeekFrom::Start(from as u64)).unwrap();
             let mut hash = Sha256::new();
-            let done = hash_prefix(&mut file, len as u64, &mut hash, &GO_ON).unwrap();
-            let there = &data[from..data.len().min(from + len)];
-            assert_eq!(done, there.len() as u64);
-            assert_eq!(Hash::from(hash.finalize()), sha(there), "{len} from {from}");
+            let done = hash_prefix(&mut file, len as u64, &mut hash, &NO_STOP).unwrap();
+            let prefix = &data[from..data.len().min(from + len)];
+            assert_eq!(done, prefix.len() as u64);
+            assert_eq!(
+                Hash::from(hash.finalize()),
+                sha(prefix),
+                "{len} from {from}"
+            );
         }
     }
 
@@ -666,7 +671,7 @@ pub(crate) mod tests {
         }
         let prefix = |reads| {
             let mut hash = Sha256::new();
-            let done = hash_prefix(&mut File(reads), 4, &mut hash, &GO_ON)?;
+            let done = hash_prefix(&mut File(reads), 4, &mut hash, &NO_STOP)?;
             Ok::<_, iwarp_cli_common::error::Error>((done, Hash::from(hash.finalize())))
         };
         let error = |kind| Err(Error::from(kind));
@@ -687,7 +692,7 @@ pub(crate) mod tests {
         assert_eq!((s.mode, s.size()), (0o751, 1));
     }
 
-    /// Hashing for a client that has gone ends early.
+    /// Hashing ends early if the client closes the connection.
     #[test]
     fn hashing_ends_on_stop() {
         let t = TempDir::new();
@@ -695,12 +700,12 @@ pub(crate) mod tests {
         std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
         let place = Place::local(&t.path("a")).unwrap();
         let e = Part::open(place, true, 99, Existing::Replace, &stop).unwrap_err();
-        assert!(e.to_string().contains("has gone"), "{e}");
+        assert!(e.to_string().contains("closed the connection"), "{e}");
         // The partial file is kept for the next attempt.
         let kept = std::fs::read(t.path(".a.iwarp-part")).unwrap();
         assert_eq!(kept, b"12345");
         let mut s = Source::new(File::open(t.path(".a.iwarp-part")).unwrap()).unwrap();
         let e = s.resume(5, &sha(b"12345"), &stop).unwrap_err();
-        assert!(e.to_string().contains("has gone"), "{e}");
+        assert!(e.to_string().contains("closed the connection"), "{e}");
     }
 }

@@ -8,13 +8,13 @@
 //!   if both have a secret (see `auth`): Proof  →
 //!                                 ←    Proof
 //!   upload:   Put                 →
-//!                                 ←    Ready (what is there already, its hash, the slots)
-//!             Start               →         (continue there, or from 0 when the hash differs)
-//!   download: Get (what is there already, its hash, the slots)  →
+//!                                 ←    Ready (length and hash of the partial file, slots)
+//!             Start               →         (continue there, or at 0 if the hash differs)
+//!   download: Get (length and hash of the partial file, slots)  →
 //!                                 ←    Start
 //!   then the data, from sender to receiver:
 //!     RDMA Write into a slot, Filled(slot, offset, length) …   and back Free(slot) …
-//!     Finish(SHA-256)             →    Done when the file has its name
+//!     Finish(SHA-256)             →    Done when the file has its final name
 //!   At any time, either end may send Error, which ends the connection, or Working in long tasks.
 //! ```
 //!
@@ -27,14 +27,14 @@ use crate::part::Hash;
 use iwarp_cli_common::error::{Error, Result};
 use iwarp_cli_common::text::printable;
 
-/// Protocol version. Both ends must have the same.
+/// Protocol version. Both ends must use the same version.
 pub(crate) const VERSION: u16 = 2;
 pub(crate) type Nonce = [u8; 32];
 /// A message authentication code.
 pub(crate) type Proof = [u8; 32];
 /// Longest message, in octets. Each posted receive has this length.
 pub(crate) const MAX_MESSAGE: usize = 2048;
-/// Most slots that a receiver may grant.
+/// Largest number of slots that a receiver may grant.
 pub(crate) const MAX_SLOTS: u16 = 256;
 /// Largest slot, in octets.
 pub(crate) const MAX_SLOT_SIZE: u32 = 16 << 20;
@@ -49,9 +49,9 @@ pub(crate) struct Grant {
     pub(crate) stag: u32,
     /// Tagged offset of slot 0.
     pub(crate) base: u64,
-    /// Octets per slot, 1–16 MiB.
+    /// Octets per slot, from 1 to [`MAX_SLOT_SIZE`].
     pub(crate) slot_size: u32,
-    /// Number of slots, 1–256.
+    /// Number of slots, from 1 to [`MAX_SLOTS`].
     pub(crate) slots: u16,
 }
 
@@ -69,17 +69,17 @@ impl Grant {
 pub(crate) struct Have {
     /// Octets from the beginning of the file.
     pub(crate) len: u64,
-    /// Their SHA-256.
+    /// SHA-256 of these octets.
     pub(crate) hash: Hash,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// 1: magic, version. Version 2 added the other fields; later versions may add more.
+    /// 1: the first message. All versions begin with magic and version; version 2 added the rest.
     Hello {
         /// [`VERSION`] of the sender.
         version: u16,
-        /// The sender has a secret and requires a proof that the other end has it, too.
+        /// The sender has a secret and requires a proof that the peer has the same secret.
         secret: bool,
         /// A new random number for each connection.
         nonce: Nonce,
@@ -110,7 +110,7 @@ pub(crate) enum Message {
         /// Path below the served directory.
         path: String,
     },
-    /// 5: announces the data. They start after the part that the receiver has, or at 0.
+    /// 5: announces the data, which start after the part that the receiver has, or at 0.
     Start {
         /// Offset of the first octet that is sent.
         offset: u64,
@@ -118,12 +118,12 @@ pub(crate) enum Message {
         size: u64,
         mode: u32,
     },
-    /// 6: a slot contains data now.
+    /// 6: a slot contains data.
     Filled {
         slot: u16,
-        /// Offset in the file: the end of the previous data.
+        /// Offset in the file, equal to the end of the previous data.
         offset: u64,
-        /// Octets in the slot, at most its size.
+        /// Octets in the slot, at most the slot's size.
         len: u32,
     },
     /// 7: a slot may be reused.
@@ -366,12 +366,12 @@ impl<'a> Reader<'a> {
             slot_size: self.u32()?,
             slots: self.u16()?,
         };
-        let sizes =
+        let in_range =
             (1..=MAX_SLOT_SIZE).contains(&g.slot_size) && (1..=MAX_SLOTS).contains(&g.slots);
         let end = g
             .base
             .checked_add(u64::from(g.slot_size) * u64::from(g.slots));
-        if sizes && end.is_some() {
+        if in_range && end.is_some() {
             Ok(g)
         } else {
             Err(malformed())
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_encoding() {
+    fn decoding_reverses_encoding() {
         for m in samples() {
             let octets = m.encode().unwrap();
             assert!(octets.len() <= MAX_MESSAGE);
@@ -447,9 +447,9 @@ mod tests {
         }
     }
 
-    /// Ends of different builds must agree, so the layout must not change.
+    /// Different builds must understand each other, so the layout must not change.
     #[test]
-    fn layout_is_that_of_version_2() {
+    fn layout_matches_version_2() {
         let hash: Hash = [7; 32];
         let have = Have { len: 1, hash };
         let grant = Grant {
@@ -516,7 +516,7 @@ mod tests {
 
     #[test]
     fn grants_are_bounded() {
-        let taken = |grant: Grant| {
+        let accepted = |grant: Grant| {
             let have = Have {
                 len: 0,
                 hash: [0; 32],
@@ -529,15 +529,15 @@ mod tests {
             slot_size,
             slots,
         };
-        assert!(taken(grant(1, 1)) && taken(grant(MAX_SLOT_SIZE, MAX_SLOTS)));
-        assert!(!taken(grant(0, 1)) && !taken(grant(MAX_SLOT_SIZE + 1, 1)));
-        assert!(!taken(grant(1, 0)) && !taken(grant(1, MAX_SLOTS + 1)));
+        assert!(accepted(grant(1, 1)) && accepted(grant(MAX_SLOT_SIZE, MAX_SLOTS)));
+        assert!(!accepted(grant(0, 1)) && !accepted(grant(MAX_SLOT_SIZE + 1, 1)));
+        assert!(!accepted(grant(1, 0)) && !accepted(grant(1, MAX_SLOTS + 1)));
         // The end of the last slot must not overflow either.
         let high = |base| Grant {
             base,
             ..grant(10, 3)
         };
-        assert!(taken(high(u64::MAX - 30)) && !taken(high(u64::MAX - 29)));
+        assert!(accepted(high(u64::MAX - 30)) && !accepted(high(u64::MAX - 29)));
         let slot = high(100);
         assert_eq!(
             [0, 1, 2, 3].map(|n| slot.slot_at(n)),
@@ -579,7 +579,7 @@ mod tests {
     fn hello_of_other_protocols_is_distinguished() {
         assert!(
             Message::decode(&[1, 0, b'I', b'W', b'C', b'P', 0, 1]).is_ok(),
-            "the first version is understood well enough to be refused by name"
+            "version 1 is decoded, so that the error can name it"
         );
         assert!(
             Message::decode(&[1, 0, b'S', b'S', b'H', b'-', 0, 1])
@@ -614,7 +614,7 @@ mod tests {
             .encode()
             .is_err()
         );
-        // An over-long path from a peer that ignores the limit.
+        // A path of a peer that exceeds the limit.
         let long = [
             &b"\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\x01"[..],
             &[b'x'; MAX_PATH + 1],

@@ -1,8 +1,8 @@
-//! `iwarp cp serve`: offers the files of a directory until it is stopped.
+//! `iwarp cp serve`: serves a directory until the process is killed.
 
 use crate::CpArgs;
 use crate::confine::Root;
-use crate::link::{Half, RdmaLink};
+use crate::link::{Prepared, RdmaLink};
 use crate::session::{self, Summary};
 use iwarp::verbs::Context;
 use iwarp::verbs::cm::{ConnectionParameters, ConnectionRequest};
@@ -33,7 +33,7 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     ));
     if args.is_anonymous() {
         eprintln!(
-            "iwarp: warning: --anonymous: everybody who can reach {} can read {}the files \
+            "iwarp: warning: --anonymous: every client that can reach {} can read {}the files \
              below '{}'",
             listener.local_addr(),
             if terms.writing.is_some() {
@@ -61,7 +61,7 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
                 Ok(()) => tracing::info!(%from, "client done"),
                 Err(e) => service::log_failure(from, &e),
             }
-            // A server is ended by a signal, so write the capture to the file after each client.
+            // A signal will end this process, so write the capture to the file after each client.
             if let Err(e) = ctx.flush_capture() {
                 tracing::warn!("capture: {e}");
             }
@@ -75,12 +75,12 @@ fn accept(
     request: ConnectionRequest,
     guest: Guest,
 ) -> Result<RdmaLink> {
-    let (half, qp) = match Half::new(ctx, budget) {
-        Ok(made) => made,
+    let (prepared, qp) = match Prepared::new(ctx, budget) {
+        Ok(prepared) => prepared,
         Err(e) => return Err(service::refuse(request, e)),
     };
     let connection = service::accept(request, qp, &ConnectionParameters::default(), &guest)?;
-    Ok(half.connected(connection, Some(guest)))
+    Ok(prepared.connected(connection, Some(guest)))
 }
 
 fn log(quiet: bool, from: SocketAddr, path: &str, done: Summary) {

@@ -1,14 +1,14 @@
 //! Both ends of a copy, over any transport with granted slots and short messages.
 //!
-//! This module does not depend on RDMA and trusts no message of a peer: offsets must be the
-//! expected ones, lengths must fit the slot and the file, and slots must be used and freed in turn.
-//! See `protocol.rs` for the order of messages.
+//! This module does not depend on RDMA, and validates every message of the peer: offsets must be
+//! the expected ones, lengths must fit the slot and the file, and only slots in use may be
+//! freed. See `protocol.rs` for the order of messages.
 
 use crate::auth::{Secret, client_handshake, server_handshake};
 use crate::confine::{Place, Root};
 use crate::part::{Existing, Hash, Part, Source};
 use crate::protocol::{Grant, Have, MAX_SLOTS, Message};
-use crate::transport::{Link, STILL_THERE, expect, peer_error, receive_message, unexpected};
+use crate::transport::{Link, WORKING_INTERVAL, expect, peer_error, receive_message, unexpected};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -35,12 +35,11 @@ pub(crate) struct Request<'a> {
 }
 
 /// The rules of a server.
-/// The rules of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
     /// What to do with existing files when clients write; `None` if clients may only read.
     pub(crate) writing: Option<Existing>,
-    /// The secret that clients must prove to know, if any.
+    /// The secret that clients must know, if any.
     pub(crate) secret: Option<Secret>,
 }
 
@@ -50,7 +49,7 @@ pub(crate) struct Terms {
 /// Fails if the versions differ, if one end requires a proof that the other cannot give, or if
 /// the connection breaks.
 pub(crate) fn begin(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
-    client_handshake(link, secret).map_err(|e| cause(link, e))
+    client_handshake(link, secret).map_err(|e| prefer_peer_error(link, e))
 }
 
 /// Client: writes a file below the served directory.
@@ -60,7 +59,7 @@ pub(crate) fn put(
     request: Request<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    put_inner(link, &mut source, request, progress).map_err(|e| cause(link, e))
+    put_inner(link, &mut source, request, progress).map_err(|e| prefer_peer_error(link, e))
 }
 
 fn put_inner(
@@ -80,7 +79,9 @@ fn put_inner(
         Message::Ready { have, grant } => (have, grant),
         other => return Err(unexpected(&other)),
     };
-    let offset = at_work(link, |gone| source.resume(have.len, &have.hash, gone))?;
+    let offset = at_work(link, |peer_gone| {
+        source.resume(have.len, &have.hash, peer_gone)
+    })?;
     link.send(&Message::Start { offset, size, mode })?;
     transmit(link, source, offset, &grant, progress)
 }
@@ -92,7 +93,7 @@ pub(crate) fn get(
     request: Request<'_>,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    get_inner(link, place, request, progress).map_err(|e| cause(link, e))
+    get_inner(link, place, request, progress).map_err(|e| prefer_peer_error(link, e))
 }
 
 fn get_inner(
@@ -102,8 +103,14 @@ fn get_inner(
     progress: Progress<'_>,
 ) -> Result<Summary> {
     // The user's own file is replaced, as by `cp` and `scp`.
-    let part = at_work(link, |gone| {
-        Part::open(place, request.resume, u64::MAX, Existing::Replace, gone)
+    let part = at_work(link, |peer_gone| {
+        Part::open(
+            place,
+            request.resume,
+            u64::MAX,
+            Existing::Replace,
+            peer_gone,
+        )
     })?;
     let (have, grant) = (
         Have {
@@ -119,14 +126,14 @@ fn get_inner(
     })?;
     match expect(link)? {
         Message::Start { offset, size, mode } => {
-            receive(link, part, Offer { offset, size, mode }, &grant, progress)
+            receive(link, part, Start { offset, size, mode }, &grant, progress)
         }
         other => Err(unexpected(&other)),
     }
 }
 
-/// Server: serves one client until it closes. A failure is reported to the client and ends the
-/// connection.
+/// Server: serves one client until it closes the connection. A failure is reported to the client
+/// and ends the connection.
 pub(crate) fn serve(
     link: &mut impl Link,
     root: &Root,
@@ -135,7 +142,7 @@ pub(crate) fn serve(
 ) -> Result<()> {
     let outcome = serve_requests(link, root, terms, log);
     if let Err(e) = &outcome {
-        // The client may have gone; then the report fails, too.
+        // This fails if the client has closed the connection.
         let _ = link.send(&Message::Error {
             text: e.to_string(),
         });
@@ -158,12 +165,14 @@ fn serve_requests(
             Message::Put {
                 size, resume, path, ..
             } => {
-                let done = take(link, root, terms, &path, (size, resume))?;
+                let done = receive_upload(link, root, terms, &path, (size, resume))?;
                 log(&path, done);
             }
             Message::Get { have, grant, path } => {
                 let mut source = Source::new(root.read(&path)?)?;
-                let offset = at_work(link, |gone| source.resume(have.len, &have.hash, gone))?;
+                let offset = at_work(link, |peer_gone| {
+                    source.resume(have.len, &have.hash, peer_gone)
+                })?;
                 link.send(&Message::Start {
                     offset,
                     size: source.size(),
@@ -182,7 +191,7 @@ fn serve_requests(
 }
 
 /// Server: receives a file from a client.
-fn take(
+fn receive_upload(
     link: &mut impl Link,
     root: &Root,
     terms: &Terms,
@@ -191,11 +200,13 @@ fn take(
 ) -> Result<Summary> {
     let Some(existing) = terms.writing else {
         return Err(Error::failed(
-            "this server only gives files and takes none (it was started without --writable)",
+            "this server is read-only (it was started without --writable)",
         ));
     };
     let place = root.place(path)?;
-    let part = at_work(link, |gone| Part::open(place, resume, size, existing, gone))?;
+    let part = at_work(link, |peer_gone| {
+        Part::open(place, resume, size, existing, peer_gone)
+    })?;
     let (have, grant) = (
         Have {
             len: part.len(),
@@ -207,63 +218,64 @@ fn take(
     match expect(link)? {
         Message::Start {
             offset,
-            size: again,
+            size: start_size,
             mode,
-        } if again == size => {
-            let offer = Offer { offset, size, mode };
-            receive(link, part, offer, &grant, &mut |_, _| {})
+        } if start_size == size => {
+            let start = Start { offset, size, mode };
+            receive(link, part, start, &grant, &mut |_, _| {})
         }
         other => Err(unexpected(&other)),
     }
 }
 
-/// Performs work that may take long (hashing, syncing) in another thread, and sends `Working` to
-/// the peer meanwhile, which otherwise would close the connection. If the peer has gone, sets the
-/// flag that `work` gets, so that the work ends early and frees the client's place.
+/// Performs work that may take long (hashing, syncing) in another thread. Meanwhile sends `Working`
+/// to the peer, which would otherwise close the connection. If the peer closes the connection, sets
+/// the flag that `work` gets, so that the work ends early and the client's place becomes free.
 pub(super) fn at_work<T: Send>(
     link: &mut impl Link,
     work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
 ) -> Result<T> {
-    at_work_every(link, STILL_THERE, work)
+    at_work_every(link, WORKING_INTERVAL, work)
 }
 
-/// Like [`at_work`]; sends a message once per `pause`.
+/// Like [`at_work`]; sends `Working` once per `interval`.
 pub(super) fn at_work_every<T: Send>(
     link: &mut impl Link,
-    pause: Duration,
+    interval: Duration,
     work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
 ) -> Result<T> {
-    link.peer_waits(true);
-    let gone = AtomicBool::new(false);
+    link.set_peer_waiting(true);
+    let peer_gone = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
         let (done, finished) = channel::<()>();
-        let stop = &gone;
+        let stop = &peer_gone;
         let worker = std::thread::Builder::new()
             .name("work".to_owned())
             .spawn_scoped(scope, move || {
-                // Dropped at the end, also on a panic.
+                // Dropped when `work` ends, also by a panic.
                 let _done = done;
                 work(stop)
             })
             .context("cannot start a thread")?;
-        let mut told = Ok(());
-        while told.is_ok() && finished.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            told = link.send(&Message::Working);
+        let mut sent = Ok(());
+        while sent.is_ok() && finished.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            sent = link.send(&Message::Working);
         }
-        gone.store(told.is_err(), Ordering::Relaxed);
+        peer_gone.store(sent.is_err(), Ordering::Relaxed);
         let outcome = worker
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        told.and(outcome)
+        sent.and(outcome)
     });
-    link.peer_waits(false);
+    link.set_peer_waiting(false);
     outcome
 }
 
 /// The peer's slots, as the sender uses them.
 #[derive(Debug)]
 struct Window {
-    taken: Vec<bool>,
+    /// By slot.
+    in_use: Vec<bool>,
     free: Vec<u16>,
 }
 
@@ -271,25 +283,27 @@ impl Window {
     fn new(grant: &Grant) -> Self {
         // Reversed, so that slot 0 is used first.
         Self {
-            taken: vec![false; usize::from(grant.slots)],
+            in_use: vec![false; usize::from(grant.slots)],
             free: (0..grant.slots).rev().collect(),
         }
     }
 
     fn take(&mut self) -> Option<u16> {
         let slot = self.free.pop()?;
-        if let Some(t) = self.taken.get_mut(usize::from(slot)) {
-            *t = true;
+        if let Some(in_use) = self.in_use.get_mut(usize::from(slot)) {
+            *in_use = true;
         }
         Some(slot)
     }
 
+    /// Frees a slot.
+    ///
     /// # Errors
-    /// Fails if the peer frees an unused slot: reusing it could overwrite data that it has not
-    /// read.
-    fn give_back(&mut self, slot: u16) -> Result<()> {
-        match self.taken.get_mut(usize::from(slot)) {
-            Some(t @ true) => *t = false,
+    /// Fails if the slot is not in use. A peer that frees a slot twice could make this end
+    /// overwrite data that it has not read.
+    fn free(&mut self, slot: u16) -> Result<()> {
+        match self.in_use.get_mut(usize::from(slot)) {
+            Some(in_use @ true) => *in_use = false,
             _ => {
                 return Err(Error::failed(format!(
                     "the peer freed slot {slot}, which was not in use"
@@ -310,29 +324,30 @@ fn transmit(
 ) -> Result<Summary> {
     let size = source.size();
     let mut window = Window::new(grant);
-    let chunk = link.chunk(grant)?;
-    let mut at = offset;
-    progress(at, size);
-    while at < size {
-        // Process pending messages first: an error of the peer stops the copy now.
+    let max_len = link.max_write_len(grant)?;
+    let mut position = offset;
+    progress(position, size);
+    while position < size {
+        // Process pending messages first, so that an error of the peer stops the copy immediately.
         while let Some(m) = link.try_recv()? {
-            freed(&mut window, &m)?;
+            handle_free(&mut window, &m)?;
         }
         let slot = loop {
             match window.take() {
                 Some(slot) => break slot,
-                None => freed(&mut window, &expect(link)?)?,
+                None => handle_free(&mut window, &expect(link)?)?,
             }
         };
-        let len = u32::try_from(size - at).unwrap_or(u32::MAX).min(chunk);
+        let rest = u32::try_from(size - position).unwrap_or(u32::MAX);
+        let len = rest.min(max_len);
         link.write_slot(grant, slot, len, &mut |buf| source.fill(buf))?;
         link.send(&Message::Filled {
             slot,
-            offset: at,
+            offset: position,
             len,
         })?;
-        at += u64::from(len);
-        progress(at, size);
+        position += u64::from(len);
+        progress(position, size);
     }
     let hash = source.hash();
     link.send(&Message::Finish { hash })?;
@@ -345,22 +360,23 @@ fn transmit(
                     hash,
                 });
             }
-            m => freed(&mut window, &m)?,
+            m => handle_free(&mut window, &m)?,
         }
     }
 }
 
-fn freed(window: &mut Window, m: &Message) -> Result<()> {
+/// Handles a message that arrives while data are sent: `Free` or `Working`.
+fn handle_free(window: &mut Window, m: &Message) -> Result<()> {
     match m {
-        Message::Free { slot } => window.give_back(*slot),
+        Message::Free { slot } => window.free(*slot),
         Message::Working => Ok(()),
         other => Err(unexpected(other)),
     }
 }
 
-/// The announcement of the sender of the data.
+/// The fields of [`Message::Start`].
 #[derive(Debug, Clone, Copy)]
-struct Offer {
+struct Start {
     offset: u64,
     size: u64,
     mode: u32,
@@ -369,51 +385,51 @@ struct Offer {
 fn receive(
     link: &mut impl Link,
     mut part: Part,
-    offer: Offer,
+    start: Start,
     grant: &Grant,
     progress: Progress<'_>,
 ) -> Result<Summary> {
-    if offer.offset != part.len() {
-        if offer.offset != 0 {
+    if start.offset != part.len() {
+        if start.offset != 0 {
             return Err(Error::failed(
                 "the peer wants to continue at an invalid offset",
             ));
         }
         part.restart()?;
     }
-    if offer.offset > offer.size {
+    if start.offset > start.size {
         return Err(Error::failed(
             "the peer wants to continue after the end of the file",
         ));
     }
-    progress(part.len(), offer.size);
+    progress(part.len(), start.size);
     loop {
         match expect(link)? {
             Message::Filled { slot, offset, len } => {
-                let left = offer.size.saturating_sub(part.len());
+                let missing = start.size.saturating_sub(part.len());
                 if slot >= grant.slots
                     || len == 0
                     || len > grant.slot_size
                     || offset != part.len()
-                    || u64::from(len) > left
+                    || u64::from(len) > missing
                 {
                     return Err(Error::failed("the peer announced data that do not fit"));
                 }
                 link.read_slot(slot, len, &mut |data| part.append(data))?;
                 link.send(&Message::Free { slot })?;
-                progress(part.len(), offer.size);
+                progress(part.len(), start.size);
             }
             Message::Finish { hash } => {
-                if part.len() != offer.size {
+                if part.len() != start.size {
                     return Err(Error::failed(
                         "the peer finished before the end of the file",
                     ));
                 }
-                at_work(link, |_| part.commit(&hash, offer.mode))?;
+                at_work(link, |_| part.commit(&hash, start.mode))?;
                 link.send(&Message::Done)?;
                 return Ok(Summary {
-                    size: offer.size,
-                    resumed: offer.offset,
+                    size: start.size,
+                    resumed: start.offset,
                     hash,
                 });
             }
@@ -422,9 +438,9 @@ fn receive(
     }
 }
 
-/// Returns the peer's error if it has sent one, otherwise `mine`. A peer that fails sends the
-/// reason and closes; our own sending may fail before that reason has been read.
-fn cause(link: &mut impl Link, mine: Error) -> Error {
+/// Returns the peer's error if the peer has sent one, otherwise `own`. A peer that fails sends the
+/// reason and closes the connection. Our own sending may fail before we have read the reason.
+fn prefer_peer_error(link: &mut impl Link, own: Error) -> Error {
     // At most this many messages can be in flight.
     for _ in 0..2 * usize::from(MAX_SLOTS) + 4 {
         match link.try_recv() {
@@ -433,16 +449,15 @@ fn cause(link: &mut impl Link, mine: Error) -> Error {
             Ok(None) | Err(_) => break,
         }
     }
-    mine
+    own
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A peer that frees a slot twice, or an unused one, could have unread data overwritten.
     #[test]
-    fn slot_in_use_is_freed_once() {
+    fn only_slots_in_use_are_freed() {
         let grant = Grant {
             stag: 1,
             base: 0,
@@ -450,20 +465,20 @@ mod tests {
             slots: 2,
         };
         let mut window = Window::new(&grant);
-        assert!(window.give_back(0).is_err());
+        assert!(window.free(0).is_err());
         assert_eq!(
             [window.take(), window.take(), window.take()],
             [Some(0), Some(1), None]
         );
-        assert!(window.give_back(2).is_err());
-        window.give_back(1).unwrap();
-        assert!(window.give_back(1).is_err());
+        assert!(window.free(2).is_err());
+        window.free(1).unwrap();
+        assert!(window.free(1).is_err());
         assert_eq!((window.take(), window.take()), (Some(1), None));
         // `Working` frees nothing, and `Done` is not expected now.
-        freed(&mut window, &Message::Working).unwrap();
+        handle_free(&mut window, &Message::Working).unwrap();
         assert_eq!(window.take(), None);
-        assert!(freed(&mut window, &Message::Done).is_err());
-        freed(&mut window, &Message::Free { slot: 0 }).unwrap();
+        assert!(handle_free(&mut window, &Message::Done).is_err());
+        handle_free(&mut window, &Message::Free { slot: 0 }).unwrap();
         assert_eq!(window.take(), Some(0));
     }
 }

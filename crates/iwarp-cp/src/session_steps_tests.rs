@@ -1,4 +1,4 @@
-//! What each end reports to the peer, the log and the user, over the transport of `session_tests`.
+//! What each end reports to the peer, the log and the user. Uses the transport of `session_tests`.
 
 use crate::confine::{Place, Root};
 use crate::part::tests::{TempDir, sha};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 fn working_does_not_disturb_the_copy() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(10_000)).unwrap();
-    let both = |a: &mut Memory, b: &mut Memory| (a.works, b.works) = (true, true);
+    let both = |a: &mut Memory, b: &mut Memory| (a.sends_working, b.sends_working) = (true, true);
     let (up, served) = with_server(&t, both, |l| upload(l, &t, "f", true));
     assert_eq!(up.unwrap().hash, sha(&data(10_000)));
     served.unwrap();
@@ -33,8 +33,8 @@ fn uploads_report_progress() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("src"), data(2500)).unwrap();
-    for (there, steps) in [(0, &[0, 1000, 2000, 2500][..]), (700, &[700, 1700, 2500])] {
-        std::fs::write(t.path("root/.f.iwarp-part"), data(there)).unwrap();
+    for (resumed, steps) in [(0, &[0, 1000, 2000, 2500][..]), (700, &[700, 1700, 2500])] {
+        std::fs::write(t.path("root/.f.iwarp-part"), data(resumed)).unwrap();
         let mut seen = vec![];
         let (up, _) = with_server(
             &t,
@@ -48,7 +48,7 @@ fn uploads_report_progress() {
                 })
             },
         );
-        assert_eq!(up.unwrap().resumed, there as u64);
+        assert_eq!(up.unwrap().resumed, resumed as u64);
         assert_eq!(seen, steps);
     }
 }
@@ -66,11 +66,11 @@ fn server_logs_each_copy() {
         secret: None,
     };
     let (mut a, mut b) = pair();
-    let mut noted = vec![];
+    let mut logged = vec![];
     std::thread::scope(|s| {
         let server = s.spawn(|| {
             serve(&mut b, &root, &terms, &mut |path, done| {
-                noted.push((path.to_owned(), done.size, done.resumed));
+                logged.push((path.to_owned(), done.size, done.resumed));
             })
         });
         upload(&mut a, &t, "f", true).unwrap();
@@ -80,10 +80,11 @@ fn server_logs_each_copy() {
         server.join().unwrap().unwrap();
     });
     let f = || "f".to_owned();
-    assert_eq!(noted, [(f(), 2500, 700), (f(), 2500, 0)]);
+    assert_eq!(logged, [(f(), 2500, 700), (f(), 2500, 0)]);
 }
 
-/// Both directions preserve the permissions. Those of the owner do not depend on the umask.
+/// Both directions preserve the permissions. Checks those of the owner, which do not depend on the
+/// umask.
 #[test]
 fn permissions_are_copied() {
     let mode = |path| {
@@ -126,7 +127,7 @@ fn download_restarts_without_resume() {
     }
 }
 
-/// An error of the receiver stops the sender immediately, not when the slots are full.
+/// An error of the receiver stops the sender immediately, not only when all slots are in use.
 #[test]
 fn error_stops_the_sender_immediately() {
     let t = TempDir::new();
@@ -167,47 +168,46 @@ fn resume_after_the_end_fails() {
     assert_eq!(std::fs::read(t.path(".back.iwarp-part")).unwrap(), data(10));
 }
 
-/// Work for a client that has gone ends early, which frees its place.
+/// If the client closes the connection, the work for it ends early, which frees its place.
 #[test]
-fn work_ends_when_the_client_has_gone() {
+fn work_ends_when_client_closes() {
     let (mut a, b) = pair();
     drop(b);
-    let mut told = false;
+    let mut stopped = false;
     let outcome = at_work_every(&mut a, Duration::from_millis(10), |gone| {
         let end = Instant::now() + Duration::from_secs(60);
         while !gone.load(Ordering::Relaxed) && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(10));
         }
-        told = gone.load(Ordering::Relaxed);
+        stopped = gone.load(Ordering::Relaxed);
         Ok(())
     });
     assert!(outcome.unwrap_err().to_string().contains("broken"));
-    assert!(told, "it worked to the end");
+    assert!(stopped, "the work was not stopped");
 }
 
-/// While an end works, it notifies the peer, which does not count as idle.
+/// While an end works, it sends `Working` to the peer, which does not count as idle meanwhile.
 #[test]
 fn peer_is_notified_of_work() {
     let (mut a, mut b) = pair();
     let outcome = at_work_every(&mut a, Duration::from_millis(5), |gone| {
         for _ in 0..3 {
-            let told = b.recv()?;
-            assert_eq!(told, Some(Message::Working));
+            assert_eq!(b.recv()?, Some(Message::Working));
         }
         assert!(!gone.load(Ordering::Relaxed));
         Ok(7)
     });
     assert_eq!(outcome.unwrap(), 7);
-    assert_eq!(a.waits, [true, false]);
+    assert_eq!(a.peer_waiting, [true, false]);
     // Failing work returns its error and ends the wait, too.
     let outcome = at_work_every(&mut a, Duration::from_secs(60), |_| {
         Err::<(), _>(Error::failed("no disk"))
     });
     assert!(outcome.unwrap_err().to_string().contains("no disk"));
-    assert_eq!(a.waits, [true, false, true, false]);
+    assert_eq!(a.peer_waiting, [true, false, true, false]);
 }
 
-/// A server survives a client that connects and closes.
+/// A server continues after a client that connects and closes, before its hello or its proof.
 #[test]
 fn client_may_close_without_message() {
     let t = TempDir::new();
@@ -228,10 +228,10 @@ fn client_may_close_without_message() {
         |_, _| {},
         |l| {
             l.send(&hello).unwrap();
-            l.out = None;
+            l.outbound = None;
             while let Ok(Some(_)) = l.recv() {}
         },
     );
     let e = served.unwrap_err().to_string();
-    assert!(e.contains("instead of a proof"), "{e}");
+    assert!(e.contains("instead of sending a proof"), "{e}");
 }

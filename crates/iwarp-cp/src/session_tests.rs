@@ -14,79 +14,79 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const SLOT: u32 = 1000;
+const SLOT_SIZE: u32 = 1000;
 const SLOTS: u16 = 3;
 
 /// An in-memory connection: encoded messages in channels, slots in shared memory.
 pub(super) struct Memory {
-    pub(super) out: Option<Sender<Vec<u8>>>,
-    inn: Receiver<Vec<u8>>,
-    mine: Arc<Mutex<Vec<u8>>>,
-    theirs: Arc<Mutex<Vec<u8>>>,
+    pub(super) outbound: Option<Sender<Vec<u8>>>,
+    inbound: Receiver<Vec<u8>>,
+    own_slots: Arc<Mutex<Vec<u8>>>,
+    peer_slots: Arc<Mutex<Vec<u8>>>,
     /// The connection breaks after this many sent messages.
     pub(super) budget: usize,
     /// Index of the slot write to corrupt.
-    damage: Option<usize>,
+    damaged_write: Option<usize>,
     pub(super) writes: usize,
-    /// Arguments of the calls of `peer_waits`, in order.
-    pub(super) waits: Vec<bool>,
+    /// Arguments of the calls of `set_peer_waiting`, in order.
+    pub(super) peer_waiting: Vec<bool>,
     /// Send `Working` before each message.
-    pub(super) works: bool,
+    pub(super) sends_working: bool,
 }
 
 pub(super) fn pair() -> (Memory, Memory) {
     let ((a_out, b_in), (b_out, a_in)) = (channel(), channel());
-    let ring = || Arc::new(Mutex::new(vec![0; SLOT as usize * usize::from(SLOTS)]));
-    let (a_ring, b_ring) = (ring(), ring());
-    let end = |out, inn, mine, theirs| Memory {
-        out: Some(out),
-        inn,
-        mine,
-        theirs,
+    let slots = || Arc::new(Mutex::new(vec![0; SLOT_SIZE as usize * usize::from(SLOTS)]));
+    let (a_slots, b_slots) = (slots(), slots());
+    let end = |outbound, inbound, own_slots, peer_slots| Memory {
+        outbound: Some(outbound),
+        inbound,
+        own_slots,
+        peer_slots,
         budget: usize::MAX,
-        damage: None,
+        damaged_write: None,
         writes: 0,
-        waits: vec![],
-        works: false,
+        peer_waiting: vec![],
+        sends_working: false,
     };
     (
-        end(a_out, a_in, a_ring.clone(), b_ring.clone()),
-        end(b_out, b_in, b_ring, a_ring),
+        end(a_out, a_in, a_slots.clone(), b_slots.clone()),
+        end(b_out, b_in, b_slots, a_slots),
     )
 }
 
 impl Link for Memory {
     fn send(&mut self, message: &Message) -> Result<()> {
         if self.budget == 0 {
-            self.out = None;
+            self.outbound = None;
         }
         self.budget = self.budget.saturating_sub(1);
         let broken = || Error::failed("broken");
-        let out = self.out.as_ref().ok_or_else(broken)?;
-        if self.works && !matches!(message, Message::Hello { .. }) {
+        let out = self.outbound.as_ref().ok_or_else(broken)?;
+        if self.sends_working && !matches!(message, Message::Hello { .. }) {
             out.send(Message::Working.encode()?).map_err(|_| broken())?;
         }
         out.send(message.encode()?).map_err(|_| broken())
     }
 
     fn recv(&mut self) -> Result<Option<Message>> {
-        match self.inn.recv_timeout(Duration::from_secs(10)) {
+        match self.inbound.recv_timeout(Duration::from_secs(10)) {
             Ok(octets) => Message::decode(&octets).map(Some),
             Err(RecvTimeoutError::Disconnected) => Ok(None),
-            Err(RecvTimeoutError::Timeout) => Err(Error::failed("time is over")),
+            Err(RecvTimeoutError::Timeout) => Err(Error::failed("no message in time")),
         }
     }
 
     fn try_recv(&mut self) -> Result<Option<Message>> {
-        self.inn
+        self.inbound
             .try_recv()
             .ok()
             .map(|o| Message::decode(&o))
             .transpose()
     }
 
-    fn peer_waits(&mut self, yes: bool) {
-        self.waits.push(yes);
+    fn set_peer_waiting(&mut self, waiting: bool) {
+        self.peer_waiting.push(waiting);
     }
 
     fn authenticated(&mut self) {}
@@ -95,7 +95,7 @@ impl Link for Memory {
         Ok(Grant {
             stag: 1,
             base: 0,
-            slot_size: SLOT,
+            slot_size: SLOT_SIZE,
             slots: SLOTS,
         })
     }
@@ -106,11 +106,11 @@ impl Link for Memory {
         len: u32,
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
-        let at = usize::from(slot) * SLOT as usize;
-        f(&self.mine.lock().unwrap()[at..at + len as usize])
+        let offset = usize::from(slot) * SLOT_SIZE as usize;
+        f(&self.own_slots.lock().unwrap()[offset..offset + len as usize])
     }
 
-    fn chunk(&mut self, to: &Grant) -> Result<u32> {
+    fn max_write_len(&mut self, to: &Grant) -> Result<u32> {
         Ok(to.slot_size)
     }
 
@@ -121,11 +121,11 @@ impl Link for Memory {
         len: u32,
         fill: &mut dyn FnMut(&mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let at = to.slot_at(slot).unwrap() as usize;
-        let mut ring = self.theirs.lock().unwrap();
-        let target = &mut ring[at..at + len as usize];
+        let offset = to.slot_at(slot).unwrap() as usize;
+        let mut slots = self.peer_slots.lock().unwrap();
+        let target = &mut slots[offset..offset + len as usize];
         fill(target)?;
-        if self.damage == Some(self.writes) {
+        if self.damaged_write == Some(self.writes) {
             target[0] ^= 1;
         }
         self.writes += 1;
@@ -137,34 +137,35 @@ pub(super) fn data(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i * i / 7 + i) as u8).collect()
 }
 
-/// Runs `client` against a server of `root` that accepts everything. Returns both results.
+/// Runs `client` against a server of the folder `root` that permits everything. `prepare` may
+/// change the connection of the client and the server before. Returns the results of both ends.
 pub(super) fn with_server<T>(
     t: &TempDir,
-    fix: impl FnOnce(&mut Memory, &mut Memory),
+    prepare: impl FnOnce(&mut Memory, &mut Memory),
     client: impl FnOnce(&mut Memory) -> T,
 ) -> (T, Result<()>) {
     let terms = Terms {
         writing: Some(Existing::Replace),
         secret: None,
     };
-    with_terms(t, &terms, fix, client)
+    with_terms(t, &terms, prepare, client)
 }
 
 pub(super) fn with_terms<T>(
     t: &TempDir,
     terms: &Terms,
-    fix: impl FnOnce(&mut Memory, &mut Memory),
+    prepare: impl FnOnce(&mut Memory, &mut Memory),
     client: impl FnOnce(&mut Memory) -> T,
 ) -> (T, Result<()>) {
     std::fs::create_dir_all(t.path("root")).unwrap();
     let root = Root::open(&t.path("root")).unwrap();
     let (mut a, mut b) = pair();
-    fix(&mut a, &mut b);
+    prepare(&mut a, &mut b);
     std::thread::scope(|s| {
         let server = s.spawn(move || serve(&mut b, &root, terms, &mut |_, _| {}));
-        let mine = client(&mut a);
+        let result = client(&mut a);
         drop(a);
-        (mine, server.join().unwrap())
+        (result, server.join().unwrap())
     })
 }
 
@@ -235,15 +236,15 @@ fn all_lengths_are_copied_both_ways() {
 fn broken_copies_are_continued() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(10_000)).unwrap();
-    // Hello, Put, Start and four slots are transferred.
+    // The client sends Hello, Put, Start and four slots.
     let (up, served) = with_server(&t, |a, _| a.budget = 7, |l| upload(l, &t, "f", true));
     assert!(up.is_err() && served.is_err());
     assert!(!t.path("root/f").exists());
     let (up, _) = with_server(&t, |_, _| {}, |l| upload(l, &t, "f", true));
-    // How many the server processed before it detected the end is a matter of timing.
+    // The server has processed one to four slots; how many is a matter of timing.
     assert!((1000..=4000).contains(&up.unwrap().resumed));
     assert_eq!(std::fs::read(t.path("root/f")).unwrap(), data(10_000));
-    // The other direction: Hello, Start and two slots.
+    // In the other direction, the server sends Hello, Start and two slots.
     let (down, _) = with_server(&t, |_, b| b.budget = 4, |l| download(l, &t, "f"));
     assert!(down.is_err());
     let (down, _) = with_server(&t, |_, _| {}, |l| download(l, &t, "f"));
@@ -273,7 +274,11 @@ fn foreign_parts_are_not_continued() {
 fn damage_is_reported_to_both_ends() {
     let t = TempDir::new();
     std::fs::write(t.path("src"), data(5000)).unwrap();
-    let (up, served) = with_server(&t, |a, _| a.damage = Some(2), |l| upload(l, &t, "f", true));
+    let (up, served) = with_server(
+        &t,
+        |a, _| a.damaged_write = Some(2),
+        |l| upload(l, &t, "f", true),
+    );
     assert!(up.unwrap_err().to_string().contains("SHA-256"));
     assert!(served.unwrap_err().to_string().contains("SHA-256"));
     assert!(!t.path("root/f").exists() && !t.path("root/.f.iwarp-part").exists());
@@ -321,15 +326,16 @@ fn pending_error_explains_broken_connection() {
     ] {
         b.send(&m).unwrap();
     }
-    // The client's own sending fails at the same time; "broken" would not help the user.
+    // The client's own sending fails as well, but its error would not help the user.
     a.budget = 3;
     let e = upload(&mut a, &t, "f", true).unwrap_err().to_string();
     assert!(e.contains("disk full"), "{e}");
 }
 
-/// The peer's reason follows its earlier messages. A peer that keeps sending is not read forever.
+/// The peer's error is found behind the messages in flight, but an end does not read more messages
+/// than can be in flight.
 #[test]
-fn reason_is_found_after_messages_in_flight() {
+fn error_is_found_behind_messages_in_flight() {
     let in_flight = 2 * 256 + 3;
     for (others, found) in [(in_flight, true), (in_flight + 1, false)] {
         let (mut a, mut b) = pair();
@@ -344,8 +350,8 @@ fn reason_is_found_after_messages_in_flight() {
     }
 }
 
-/// Plays a script against the server and returns the server's error.
-fn lie(t: &TempDir, script: Vec<Message>) -> String {
+/// Sends the messages of a script to the server and returns the server's error.
+fn error_for_script(t: &TempDir, script: Vec<Message>) -> String {
     let (_, served) = with_server(
         t,
         |_, _| {},
@@ -355,7 +361,7 @@ fn lie(t: &TempDir, script: Vec<Message>) -> String {
                     break;
                 }
             }
-            l.out = None;
+            l.outbound = None;
             while let Ok(Some(_)) = l.recv() {}
         },
     );
@@ -379,38 +385,38 @@ fn malicious_clients_are_refused() {
         mode: 0o644,
     };
     let fill = |slot, offset, len| Message::Filled { slot, offset, len };
-    let up = |more: &[Message]| [&[first.clone(), put.clone()], more].concat();
+    let upload = |more: &[Message]| [&[first.clone(), put.clone()], more].concat();
     for (script, why) in [
         (vec![put.clone()], "unexpected"),
         (vec![hello(9)], "version 9"),
         (vec![first.clone(), Message::Free { slot: 0 }], "unexpected"),
         (
-            up(&[Message::Start {
+            upload(&[Message::Start {
                 offset: 0,
                 size: 1501,
                 mode: 0,
             }]),
             "unexpected",
         ),
-        (up(&[start(700)]), "invalid offset"),
-        (up(&[start(0), fill(SLOTS, 0, 1)]), "do not fit"),
-        (up(&[start(0), fill(0, 0, 0)]), "do not fit"),
-        (up(&[start(0), fill(0, 0, SLOT + 1)]), "do not fit"),
-        (up(&[start(0), fill(0, 1, 10)]), "do not fit"),
+        (upload(&[start(700)]), "invalid offset"),
+        (upload(&[start(0), fill(SLOTS, 0, 1)]), "do not fit"),
+        (upload(&[start(0), fill(0, 0, 0)]), "do not fit"),
+        (upload(&[start(0), fill(0, 0, SLOT_SIZE + 1)]), "do not fit"),
+        (upload(&[start(0), fill(0, 1, 10)]), "do not fit"),
         (
-            up(&[start(0), fill(0, 0, 1000), fill(1, 1000, 501)]),
+            upload(&[start(0), fill(0, 0, 1000), fill(1, 1000, 501)]),
             "do not fit",
         ),
         (
-            up(&[start(0), fill(0, 0, 1000), fill(1, 0, 500)]),
+            upload(&[start(0), fill(0, 0, 1000), fill(1, 0, 500)]),
             "do not fit",
         ),
         (
-            up(&[start(0), Message::Finish { hash: [0; 32] }]),
+            upload(&[start(0), Message::Finish { hash: [0; 32] }]),
             "before the end",
         ),
         (
-            up(&[
+            upload(&[
                 start(0),
                 fill(0, 0, 1000),
                 fill(0, 1000, 500),
@@ -420,24 +426,24 @@ fn malicious_clients_are_refused() {
             ]),
             "SHA-256",
         ),
-        (up(&[start(0), fill(0, 0, 1000)]), "closed"),
-        (up(&[start(0), Message::Done]), "unexpected"),
+        (upload(&[start(0), fill(0, 0, 1000)]), "closed"),
+        (upload(&[start(0), Message::Done]), "unexpected"),
     ] {
-        let error = lie(&t, script.clone());
+        let error = error_for_script(&t, script.clone());
         assert!(error.contains(why), "{script:?} → {error}");
     }
 }
 
-/// If a reader could free unused slots, the server would overwrite data that it has not read.
+/// A client that downloads must not free slots that are not in use.
 #[test]
-fn readers_free_only_used_slots() {
+fn client_frees_only_slots_in_use() {
     let t = TempDir::new();
     std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("root/g"), data(9000)).unwrap();
     let grant = Grant {
         stag: 1,
         base: 0,
-        slot_size: SLOT,
+        slot_size: SLOT_SIZE,
         slots: SLOTS,
     };
     let have = Have {
@@ -449,7 +455,7 @@ fn readers_free_only_used_slots() {
         grant,
         path: "g".into(),
     };
-    let error = lie(
+    let error = error_for_script(
         &t,
         vec![
             hello(VERSION),
@@ -535,13 +541,13 @@ fn servers_accept_only_permitted_files() {
                 let e = up.unwrap_err().to_string();
                 assert!(e.contains("the peer says") && e.contains(why), "{e}");
                 assert!(served.is_err());
-                assert_eq!(moved, 0, "refused before any data move");
+                assert_eq!(moved, 0, "refused before data are sent");
                 assert_eq!(std::fs::read(t.path("root/old")).unwrap(), b"old");
             }
             None => {
                 up.unwrap();
-                let there = std::fs::read(t.path("root").join(path)).unwrap();
-                assert_eq!(there, data(3000));
+                let contents = std::fs::read(t.path("root").join(path)).unwrap();
+                assert_eq!(contents, data(3000));
             }
         }
         let parts = std::fs::read_dir(t.path("root")).unwrap();
@@ -582,14 +588,14 @@ fn wrong_secret_gives_no_access() {
             writing: Some(Existing::Replace),
             secret: server.map(|s| secret(&t, &s)),
         };
-        let mine = client.map(|s| secret(&t, &s));
+        let client_secret = client.map(|s| secret(&t, &s));
         let place = Place::local(&t.path("back")).unwrap();
         let (down, _) = with_terms(
             &t,
             &terms,
             |_, _| {},
             |l| {
-                begin(l, mine.as_ref())?;
+                begin(l, client_secret.as_ref())?;
                 get(l, place, request("f", false), &mut |_, _| {})
             },
         );
@@ -628,23 +634,23 @@ fn missing_proof_gives_no_access() {
             grant: Grant {
                 stag: 1,
                 base: 0,
-                slot_size: SLOT,
+                slot_size: SLOT_SIZE,
                 slots: SLOTS,
             },
             path: "f".into(),
         },
     ] {
-        for claims in [true, false] {
+        for claims_secret in [true, false] {
             let terms = Terms {
                 writing: Some(Existing::Replace),
                 secret: Some(secret(&t, b"gggggggggggggggg")),
             };
             let hello = Message::Hello {
                 version: VERSION,
-                secret: claims,
+                secret: claims_secret,
                 nonce: [4; 32],
             };
-            let (heard, served) = with_terms(
+            let (received, served) = with_terms(
                 &t,
                 &terms,
                 |_, _| {},
@@ -652,20 +658,20 @@ fn missing_proof_gives_no_access() {
                     for m in [hello, first.clone()] {
                         let _ = l.send(&m);
                     }
-                    l.out = None;
+                    l.outbound = None;
                     std::iter::from_fn(|| l.recv().unwrap()).collect::<Vec<_>>()
                 },
             );
             let e = served.unwrap_err().to_string();
-            if claims && first == Message::Working {
+            if claims_secret && first == Message::Working {
                 assert!(e.contains("unexpected"), "gains time: {e}");
             }
             assert!(
                 matches!(
-                    &heard[..],
+                    &received[..],
                     [Message::Hello { secret: true, .. }, Message::Error { .. }]
                 ),
-                "{heard:?}"
+                "{received:?}"
             );
             assert!(!t.path("root/x").exists() && !t.path("root/.x.iwarp-part").exists());
         }
@@ -676,7 +682,7 @@ fn missing_proof_gives_no_access() {
 #[test]
 fn reflected_proof_is_refused() {
     let t = TempDir::new();
-    let mine = secret(&t, &[b'g'; 16]);
+    let secret = secret(&t, &[b'g'; 16]);
     let (mut a, mut b) = pair();
     let mirror = std::thread::spawn(move || {
         for _ in 0..2 {
@@ -686,7 +692,7 @@ fn reflected_proof_is_refused() {
             }
         }
     });
-    let e = begin(&mut a, Some(&mine)).unwrap_err();
+    let e = begin(&mut a, Some(&secret)).unwrap_err();
     assert!(e.to_string().contains("a different secret"), "{e}");
     mirror.join().unwrap();
 }

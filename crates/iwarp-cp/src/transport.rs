@@ -1,34 +1,33 @@
-//! The trait [`Link`]: what a copy needs from its connection; and receiving messages through it.
+//! The trait [`Link`] (what a copy needs from its connection), and functions that receive messages.
 
 use crate::protocol::{Grant, Message};
 use iwarp_cli_common::error::{Error, Result};
 use std::time::Duration;
 
-/// Interval of `Working` messages; well below the silence that either end tolerates.
-pub(crate) const STILL_THERE: Duration = Duration::from_secs(5);
+/// Interval of `Working` messages, much shorter than the silence that either end tolerates.
+pub(crate) const WORKING_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The connection as a copy uses it.
 pub(crate) trait Link {
-    /// Sends one message. Each end has at most twice as many messages in flight as there are slots,
-    /// plus four.
+    /// Sends one message. For `n` slots, each end has at most `2 * n + 4` messages in flight.
     fn send(&mut self, message: &Message) -> Result<()>;
 
-    /// Waits for one message; returns `None` if the peer has closed. The time limit must exceed
-    /// [`STILL_THERE`].
+    /// Waits for one message. Returns `None` if the peer closed the connection. The implementation
+    /// limits the wait; the limit exceeds [`WORKING_INTERVAL`].
     ///
     /// # Errors
-    /// Fails if the connection is broken, a message is malformed or the limit is exceeded.
+    /// Fails if the connection breaks, if a message is malformed, or after the time limit.
     fn recv(&mut self) -> Result<Option<Message>>;
 
     /// Returns a message if one has arrived, without waiting.
     fn try_recv(&mut self) -> Result<Option<Message>>;
 
-    /// Records whether the peer, which has made a valid request, is waiting for this end. While it
-    /// waits, it does not count as idle.
-    fn peer_waits(&mut self, yes: bool);
+    /// Records whether the peer, which has made a valid request, is waiting for this end. A waiting
+    /// peer does not count as idle.
+    fn set_peer_waiting(&mut self, waiting: bool);
 
-    /// Server: records that the handshake is complete. Before, its total time is limited. Until the
-    /// first request, data from the client do not count as progress.
+    /// Server: records that the handshake is complete, which ends its time limit. Until the first
+    /// request, data from the client do not count as progress.
     fn authenticated(&mut self);
 
     /// Receiver: returns the slots that the peer may write to, and registers them at the first
@@ -43,12 +42,12 @@ pub(crate) trait Link {
         f: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()>;
 
-    /// Sender: returns the largest number of bytes for one [`write_slot`](Self::write_slot). The
-    /// sender decides: a peer that grants large slots must not determine its memory use.
-    fn chunk(&mut self, to: &Grant) -> Result<u32>;
+    /// Sender: returns the largest number of bytes for one [`write_slot`](Self::write_slot). It may
+    /// be less than a slot of the peer, which must not determine the sender's memory use.
+    fn max_write_len(&mut self, to: &Grant) -> Result<u32>;
 
-    /// Sender: lets `fill` produce `len` bytes and writes them to `slot` of the peer. They must be
-    /// placed before a later message arrives.
+    /// Sender: lets `fill` produce `len` bytes and writes them to `slot` of the peer. The bytes
+    /// must be placed before a later message arrives.
     fn write_slot(
         &mut self,
         to: &Grant,
@@ -58,7 +57,7 @@ pub(crate) trait Link {
     ) -> Result<()>;
 }
 
-/// Returns the next message about the copy, or `None` if the peer has closed.
+/// Returns the next message other than `Working`, or `None` if the peer closed the connection.
 pub(crate) fn receive_message(link: &mut impl Link) -> Result<Option<Message>> {
     loop {
         match link.recv()? {
@@ -68,7 +67,7 @@ pub(crate) fn receive_message(link: &mut impl Link) -> Result<Option<Message>> {
     }
 }
 
-/// Like [`receive_message`], but fails if the peer has closed.
+/// Like [`receive_message`], but fails if the peer closed the connection.
 pub(crate) fn expect(link: &mut impl Link) -> Result<Message> {
     receive_message(link)?
         .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Longest duration, in nanoseconds: 100 s. Longer ones are recorded as this.
+/// Longest recorded duration, in nanoseconds: 100 s. Longer durations are recorded as 100 s.
 const LONGEST: u64 = 100_000_000_000;
 /// Significant digits of each recorded duration.
 const DIGITS: u8 = 3;
 
-/// Durations of operations. Recording allocates nothing and takes constant time, so a measured loop
-/// may do it. The figures are exact to a thousandth.
+/// Durations of operations. Recording allocates no memory and takes constant time, so it may be
+/// part of a measured loop. The figures are exact to a thousandth.
 #[derive(Debug, Clone)]
 pub struct Latencies(Histogram<u64>);
 
@@ -31,7 +31,7 @@ impl Latencies {
         Self(Histogram::new_with_bounds(1, LONGEST, DIGITS).expect("these bounds are valid"))
     }
 
-    /// Removes all durations and keeps the memory.
+    /// Removes all durations. Keeps the memory.
     pub fn clear(&mut self) {
         self.0.reset();
     }
@@ -51,7 +51,7 @@ impl Latencies {
     /// Returns the quantile `share` (0 to 1) in microseconds, or `None` if nothing was recorded.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
-        // Durations that the histogram does not distinguish are represented by their middle.
+        // The middle represents all durations that the histogram does not distinguish.
         let ns = |hist: &Histogram<u64>| hist.median_equivalent(hist.value_at_quantile(share));
         (!self.0.is_empty()).then(|| ns(&self.0) as f64 / 1e3)
     }

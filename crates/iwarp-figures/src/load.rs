@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Ticks per second in /proc, whatever the kernel uses itself.
+/// Ticks per second in /proc (`USER_HZ`), which do not depend on the kernel's own timer.
 const TICKS: f64 = 100.0;
 
 /// Columns of /proc/stat: user, nice, system, and steal (time that a hypervisor took away).
@@ -44,8 +44,9 @@ pub struct Watched {
     /// Running processes whose time is excluded. This process and its ended children are always
     /// excluded.
     pub own: Vec<u32>,
-    /// Include interrupts. Some kernels charge the packets of a connection to interrupts and not to
-    /// the processes at its ends; the measured connection itself then looks like another program.
+    /// Include the time of interrupts. Some kernels charge the work for packets to interrupts and
+    /// not to the processes of the connection. On such kernels, the measured connection itself
+    /// counts as another program.
     pub interrupts: bool,
 }
 
@@ -56,7 +57,7 @@ pub struct Watch {
     start: Reading,
 }
 
-/// CPU time so far, in seconds.
+/// CPU times since the system started, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     at: Instant,
@@ -151,7 +152,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn fields_of_proc() {
+    fn proc_fields_are_summed() {
         let stat = "cpu  100 20 300 9999 50 1 2 7 0 0\ncpu0 1 0 0\ncpu1 2 0 0\n\
                     cpu10 4 0 0 9 9 3 9\nintr 1\n";
         assert_eq!(busy(stat, &[], INTERRUPTS), 4.3);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cpus_are_two_of_those_allowed() {
+    fn two_cpus_exist_if_allowed() {
         let allowed = allowed_cpus();
         assert!(!allowed.is_empty());
         assert_eq!(two_cpus().is_some(), allowed.len() > 1);

@@ -12,10 +12,10 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::Spread;
 
-/// Width and height of a panel in pixels, beside others and alone.
+/// Width and height of a panel in pixels: with other panels in the figure, and alone.
 const PANEL: (u32, u32) = (760, 500);
-const ALONE: (u32, u32) = (1080, 640);
-/// Heights of the title, and of a line of facts below it, in pixels.
+const SINGLE_PANEL: (u32, u32) = (1080, 640);
+/// Heights of the title and of each line of facts, in pixels.
 const TITLE: u32 = 40;
 const LINE: u32 = 20;
 /// Width of a letter of the facts in pixels, rounded up.
@@ -27,9 +27,9 @@ const MARK: i32 = 6;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
 const GRID: RGBColor = RGBColor(0xe1, 0xe4, 0xe8);
-/// Largest ratio of the highest to the lowest rate on an axis. Otherwise the rates of tiny messages
-/// would take half of the panel, although their latency is more meaningful.
-const RATES: f64 = 1e4;
+/// Largest ratio of the highest to the lowest rate on an axis. With a larger ratio, the rates of
+/// tiny messages would take half of the panel, although their latency is more meaningful.
+const MAX_RATE_RATIO: f64 = 1e4;
 
 /// The unit of a curve's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub enum Unit {
     OctetsPerSecond,
 }
 
-/// The shape at each measured size.
+/// The shape that marks each measured size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// ●
@@ -62,7 +62,7 @@ pub enum Mark {
 pub struct Style {
     /// Red, green and blue.
     pub colour: (u8, u8, u8),
-    /// The shape of its marks.
+    /// The shape of the marks.
     pub mark: Mark,
     /// Dashed line and hollow marks.
     pub dashed: bool,
@@ -132,7 +132,11 @@ impl Figure {
         let legend = legend(&panels);
         let columns = panels.len().clamp(1, 2);
         let rows = panels.len().div_ceil(columns);
-        let panel = if panels.len() > 1 { PANEL } else { ALONE };
+        let panel = if panels.len() > 1 {
+            PANEL
+        } else {
+            SINGLE_PANEL
+        };
         let width = panel.0 * columns as u32;
         let facts = wrap(&self.facts, ((width - 40) / LETTER) as usize);
         let top = TITLE + LINE * facts.len() as u32;
@@ -205,7 +209,7 @@ impl Panel {
         let high = bands().map(|(_, high)| high).fold(0.0, f64::max);
         let low = match self.unit {
             Unit::Seconds => low,
-            Unit::OctetsPerSecond => low.max(high / RATES),
+            Unit::OctetsPerSecond => low.max(high / MAX_RATE_RATIO),
         };
         round_below(low * 0.95)..round_above(high * 1.05)
     }
@@ -218,7 +222,7 @@ impl Panel {
         low / 1.3..high * 1.3
     }
 
-    /// Returns the title, with the number of points below the frame if there are any.
+    /// Returns the title, and the number of points below the frame if there are any.
     fn caption(&self, lowest: f64) -> String {
         let below = self.points().filter(|(_, s)| s.median < lowest).count();
         match below {
@@ -254,9 +258,9 @@ impl Panel {
             .x_label_formatter(&|size| octets(*size))
             .y_label_formatter(&|value| self.unit.label(*value))
             .draw()?;
-        // Draw the rest in pixels: the legend uses the same shapes without axes.
+        // Draw the curves in pixels, with the functions that also draw the legend.
         let (x, y) = area.get_base_pixel();
-        let place = |size: u64, value: f64| -> Pixel {
+        let pixel = |size: u64, value: f64| -> Pixel {
             let at = chart.backend_coord(&(size as f64, value.max(values.start)));
             (at.0 - x, at.1 - y)
         };
@@ -267,7 +271,7 @@ impl Panel {
                 // Omit points below the frame.
                 .filter(|(size, spread)| *size > 0 && spread.median >= values.start)
                 .map(|(size, spread)| {
-                    let at = |value| place(*size, value);
+                    let at = |value| pixel(*size, value);
                     let (low, high) = band.of(spread);
                     (at(low), at(spread.median), at(high))
                 })
@@ -330,7 +334,8 @@ impl Style {
         RGBColor(red, green, blue)
     }
 
-    /// Draws the band through the lowest and highest value at each size; a line for a single size.
+    /// Draws the band between the lowest and the highest value at each size. Draws a line if there
+    /// is only one size.
     fn band(self, area: &Area<'_>, points: &[(Pixel, Pixel, Pixel)]) -> Outcome<()> {
         if let [(low, _, high)] = points {
             let path = PathElement::new(vec![*low, *high], self.colour().stroke_width(2));
@@ -373,7 +378,7 @@ impl Style {
 }
 
 impl Unit {
-    /// Formats a round number as an axis label, for example `10 µs` or `1 GB/s`, without loss.
+    /// Formats a round number as an axis label, for example `10 µs` or `1 GB/s`.
     fn label(self, value: f64) -> String {
         let (unit, prefixes): (_, &[(f64, &str)]) = match self {
             Self::Seconds => ("s", &[(1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")]),
@@ -401,7 +406,7 @@ fn octets(size: f64) -> String {
     format!("{} {unit}", size / factor)
 }
 
-/// Returns the powers of two inside a range, evenly spaced, at most nine.
+/// Returns at most nine powers of two inside a range, evenly spaced.
 fn powers_of_two(range: &Range<f64>) -> Vec<f64> {
     let (low, high) = (
         range.start.log2().ceil() as i32,

@@ -24,17 +24,17 @@ impl Spread {
         values.sort_unstable_by(f64::total_cmp);
         let (&min, &max) = (values.first()?, values.last()?);
         let count = values.len();
-        // Interpolate between two values, as the median of an even number of values does.
-        let below = |share: f64| {
-            let at = share * (count - 1) as f64;
-            let (low, high) = (at.floor() as usize, at.ceil() as usize);
-            Some(values.get(low)? + (values.get(high)? - values.get(low)?) * at.fract())
+        // Interpolate between neighbouring values, as for the median of an even count.
+        let quantile = |share: f64| {
+            let position = share * (count - 1) as f64;
+            let (low, high) = (position.floor() as usize, position.ceil() as usize);
+            Some(values.get(low)? + (values.get(high)? - values.get(low)?) * position.fract())
         };
         Some(Self {
-            median: below(0.5)?,
+            median: quantile(0.5)?,
             min,
             max,
-            quartiles: (below(0.25)?, below(0.75)?),
+            quartiles: (quantile(0.25)?, quantile(0.75)?),
             count,
         })
     }

@@ -9,7 +9,7 @@ iwarp perf --quick
 # Kills the servers when the script ends.
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 # Repeats a client until its server listens.
-again() {
+retry() {
     for _ in $(seq 100); do
         if "$@"; then return; fi
         sleep 0.2
@@ -18,17 +18,17 @@ again() {
 }
 
 iwarp ping serve --bind 127.0.0.1 &
-again iwarp ping 127.0.0.1 -C 10 -v
+retry iwarp ping 127.0.0.1 -C 10 -v
 
 mkdir -p served
 head -c 3000000 /dev/urandom > served/file
 iwarp cp serve "$HOME/served" &
-again iwarp cp -q 127.0.0.1:file copy
+retry iwarp cp -q 127.0.0.1:file copy
 cmp served/file copy
 
-# A program of Debian with both ends on our libraries.
+# Both ends of a Debian program use our libraries.
 iwarp run -- ib_write_bw -R -d iwarp0 > server.txt &
-again iwarp run -- ib_write_bw -R -d iwarp0 127.0.0.1
+retry iwarp run -- ib_write_bw -R -d iwarp0 127.0.0.1
 iwarp run -- ldd "$(command -v ib_write_bw)" | grep -F " => /usr/lib/iwarp/"
 
 for page in /usr/share/man/man1/iwarp*.1.gz; do

@@ -2,8 +2,8 @@
 //! `iwarp-rnic`.
 //!
 //! If either crate, or one of its dependencies, needed more than `core` and `alloc`, this program
-//! would not link. The step `no-std` also runs it, which shows that the code works there. It is for
-//! x86-64 Linux, where it needs only a few lines of assembler.
+//! would not link. The step `no-std` also runs it, to test that the code works there. It supports
+//! only x86-64 Linux, because its entry point is written in assembler.
 #![no_std]
 #![no_main]
 
@@ -28,18 +28,18 @@ fn run() -> i32 {
     if ulpdu.try_reserve_exact(1400).is_err() {
         return 2;
     }
-    ulpdu.extend((0..1400_u32).map(|at| at.to_be_bytes()[3]));
+    ulpdu.extend((0..1400_u32).map(|index| index.to_be_bytes()[3]));
     let options = FpduOptions {
         markers: true,
         crc: Some(crc32c::append),
     };
     let (mut tx, mut rx) = (MarkerClock::new(), MarkerClock::new());
-    let (mut wire, mut back) = ([0; 2048], [0; 2048]);
-    let Ok(length) = encode_fpdu(&ulpdu, &options, &mut tx, &mut wire) else {
+    let (mut fpdu, mut received) = ([0; 2048], [0; 2048]);
+    let Ok(length) = encode_fpdu(&ulpdu, &options, &mut tx, &mut fpdu) else {
         return 3;
     };
-    match decode_fpdu(&wire[..length], &options, &mut rx, &mut back) {
-        Ok(decoded) if back.get(..decoded.ulpdu_len) == Some(&ulpdu[..]) => {}
+    match decode_fpdu(&fpdu[..length], &options, &mut rx, &mut received) {
+        Ok(decoded) if received.get(..decoded.ulpdu_len) == Some(&ulpdu[..]) => {}
         _ => return 4,
     }
     let Ok(mut completions) = CompletionQueue::new(16) else {

@@ -22,8 +22,8 @@ static ARENA: Arena = Arena {
     used: AtomicUsize::new(0),
 };
 
-// SAFETY: each call returns a range that no other call returns, aligned as asked within the aligned
-// arena, or null.
+// SAFETY: each call returns null, or a range of the arena that no other call returns. The arena is
+// aligned to 4096, so the range has the requested alignment.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.align() > 4096 {
@@ -47,51 +47,51 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
 }
 
-// These functions use volatile accesses. The compiler would turn plain loops into calls of these
-// same functions, which would never end.
+// These functions use volatile accesses, because the compiler would replace plain loops by calls of
+// these functions. The recursion would never end.
 
-// SAFETY: nobody else defines the name in this program.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
-    for at in 0..count {
-        // SAFETY: the caller promises `count` octets at both places.
-        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+unsafe extern "C" fn memcpy(dest: *mut u8, src: *const u8, count: usize) -> *mut u8 {
+    for i in 0..count {
+        // SAFETY: the caller guarantees `count` octets at both addresses.
+        unsafe { dest.add(i).write_volatile(src.add(i).read_volatile()) };
     }
-    to
+    dest
 }
 
-// SAFETY: nobody else defines the name in this program.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
-    if to.addr() <= from.addr() {
-        // SAFETY: going up, each octet is read before it is overwritten; the caller promises the
-        // ranges.
-        return unsafe { memcpy(to, from, count) };
+unsafe extern "C" fn memmove(dest: *mut u8, src: *const u8, count: usize) -> *mut u8 {
+    if dest.addr() <= src.addr() {
+        // SAFETY: in ascending order, each octet is read before it is overwritten. The caller
+        // guarantees both ranges.
+        return unsafe { memcpy(dest, src, count) };
     }
-    for at in (0..count).rev() {
-        // SAFETY: going down, each octet is read before it is overwritten; the caller promises the
-        // ranges.
-        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) };
+    for i in (0..count).rev() {
+        // SAFETY: in descending order, each octet is read before it is overwritten. The caller
+        // guarantees both ranges.
+        unsafe { dest.add(i).write_volatile(src.add(i).read_volatile()) };
     }
-    to
+    dest
 }
 
-// SAFETY: nobody else defines the name in this program.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
-    for at in 0..count {
-        // SAFETY: the caller promises `count` octets. C passes the octet in an int.
-        unsafe { to.add(at).write_volatile(value as u8) };
+unsafe extern "C" fn memset(dest: *mut u8, value: i32, count: usize) -> *mut u8 {
+    for i in 0..count {
+        // SAFETY: the caller guarantees `count` octets. C passes the octet in an int.
+        unsafe { dest.add(i).write_volatile(value as u8) };
     }
-    to
+    dest
 }
 
-// SAFETY: nobody else defines the name in this program.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn memcmp(one: *const u8, two: *const u8, count: usize) -> i32 {
-    for at in 0..count {
-        // SAFETY: the caller promises `count` octets at both places.
-        let (a, b) = unsafe { (one.add(at).read_volatile(), two.add(at).read_volatile()) };
+unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
+    for i in 0..count {
+        // SAFETY: the caller guarantees `count` octets at both addresses.
+        let (a, b) = unsafe { (left.add(i).read_volatile(), right.add(i).read_volatile()) };
         if a != b {
             return i32::from(a) - i32::from(b);
         }
@@ -99,9 +99,9 @@ unsafe extern "C" fn memcmp(one: *const u8, two: *const u8, count: usize) -> i32
     0
 }
 
-// SAFETY: nobody else defines the name in this program.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn bcmp(one: *const u8, two: *const u8, count: usize) -> i32 {
-    // SAFETY: the caller promises the same as for `memcmp`.
-    unsafe { memcmp(one, two, count) }
+unsafe extern "C" fn bcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
+    // SAFETY: the conditions are those of `memcmp`.
+    unsafe { memcmp(left, right, count) }
 }

@@ -1,4 +1,4 @@
-//! What a C library would provide: the entry point, the exit, and the handler of panics.
+//! The entry point, the exit and the panic handler, which a C library would provide otherwise.
 
 use core::arch::{asm, global_asm};
 use core::panic::PanicInfo;
@@ -33,12 +33,12 @@ fn panic(_: &PanicInfo<'_>) -> ! {
 
 /// The prebuilt `alloc` was compiled for unwinding and refers to this symbol. It is never called,
 /// because nothing here unwinds.
-// SAFETY: nobody else defines the name in this program.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}
 
-/// The prebuilt `alloc` refers to this symbol, too.
-// SAFETY: nobody else defines the name in this program.
+/// The prebuilt `alloc` refers to this symbol as well.
+// SAFETY: no other function of this program has this name.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_Resume() -> ! {
     exit(102)

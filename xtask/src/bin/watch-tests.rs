@@ -1,4 +1,5 @@
-//! `watch-tests PROGRAM [ARGUMENT…]`: runs a test program, ends it if it hangs, and names the test.
+//! `watch-tests PROGRAM [ARGUMENT…]`: runs a test program, kills it if it hangs, and names the test
+//! that hung.
 //!
 //! The environment variable `TEST_LIMIT_S` replaces the limit of a test, in seconds.
 
@@ -8,7 +9,7 @@ use std::process::{Command, ExitCode};
 
 use xtask::watch::{Limits, run};
 
-/// The exit code of a program that hung, as that of `timeout`.
+/// The exit code if the program hung, as of timeout(1).
 const HUNG: u8 = 124;
 
 fn main() -> ExitCode {
@@ -21,7 +22,8 @@ fn main() -> ExitCode {
     command.args(words);
     let seconds = std::env::var("TEST_LIMIT_S").ok();
     let limits = Limits::new(seconds.and_then(|text| text.parse().ok()));
-    // A person at a terminal sees which tests libtest calls slow, and keeps its colors.
+    // At a terminal, leave the output to the program: libtest then uses colours, and the user sees
+    // which tests are slow.
     let stdout = std::io::stdout();
     let output = (!stdout.is_terminal()).then(|| Box::new(stdout) as Box<dyn Write + Send>);
     match run(&mut command, &limits, output, &mut std::io::stderr()) {

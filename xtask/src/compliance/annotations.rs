@@ -3,14 +3,14 @@
 //! An annotation is a run of comment lines:
 //!
 //! ```text
-//! //= rfc5044 section 4.1          the section; such a line starts a new annotation
+//! //= rfc5044 section 4.1          the section; this line starts an annotation
 //! //= type=test                    optional: `test` or `exception`; the default is code
 //! //= reason=why it is left out    for an exception
-//! //# quoted text of the RFC       one line or more
+//! //# quoted text of the RFC       one or more lines
 //! ```
 //!
-//! An exception without a quote applies to its whole section with all subsections. Exceptions that
-//! belong to no line of code are in text files, in the same form.
+//! An exception without a quote applies to its whole section, including all subsections. Exceptions
+//! that belong to no line of code are in text files, in the same form.
 
 /// The relation of the code to the quoted rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Kind {
     Implementation,
     /// The test below the annotation shows that the rule is obeyed.
     Test,
-    /// The rule is left out on purpose.
+    /// The rule is deliberately not implemented.
     Exception,
 }
 
@@ -56,13 +56,13 @@ pub(crate) fn collect(file: &str, text: &str, errors: &mut Vec<String>) -> Vec<A
     for (at, line) in text.lines().enumerate() {
         let line_number = at + 1;
         let line = line.trim();
-        let complaint = if let Some(meta) = line.strip_prefix("//=") {
+        let problem = if let Some(meta) = line.strip_prefix("//=") {
             let meta = meta.trim();
             match (meta.split_once('='), &mut open) {
                 (Some((key, value)), Some(annotation)) => {
                     set(annotation, key.trim(), value.trim()).err()
                 }
-                (Some(_), None) => Some("a type or reason without a place before it".to_owned()),
+                (Some(_), None) => Some("a type or reason without a section before it".to_owned()),
                 (None, _) => {
                     close(&mut open, &mut found, errors);
                     match place(meta) {
@@ -89,13 +89,13 @@ pub(crate) fn collect(file: &str, text: &str, errors: &mut Vec<String>) -> Vec<A
                     annotation.quote.push('\n');
                     None
                 }
-                None => Some("a quote without a place before it".to_owned()),
+                None => Some("a quote without a section before it".to_owned()),
             }
         } else {
             close(&mut open, &mut found, errors);
             None
         };
-        errors.extend(complaint.map(|complaint| format!("{file}:{line_number}: {complaint}")));
+        errors.extend(problem.map(|problem| format!("{file}:{line_number}: {problem}")));
     }
     close(&mut open, &mut found, errors);
     found
@@ -114,7 +114,7 @@ fn place(text: &str) -> Option<(u16, String)> {
 
 fn set(annotation: &mut Annotation, key: &str, value: &str) -> Result<(), String> {
     if !annotation.quote.is_empty() {
-        return Err("a type or reason stands before the quote".to_owned());
+        return Err("a type or reason must be before the quote".to_owned());
     }
     match (key, value) {
         ("type", "test") => annotation.kind = Kind::Test,
@@ -145,7 +145,7 @@ fn close(open: &mut Option<Annotation>, found: &mut Vec<Annotation>, errors: &mu
         return;
     };
     let exception = annotation.kind == Kind::Exception;
-    let complaint = if exception && annotation.reason.is_empty() {
+    let problem = if exception && annotation.reason.is_empty() {
         "an exception needs a reason"
     } else if !exception && annotation.quote.trim().is_empty() {
         "an annotation needs a quote"
@@ -153,7 +153,7 @@ fn close(open: &mut Option<Annotation>, found: &mut Vec<Annotation>, errors: &mu
         found.push(annotation);
         return;
     };
-    errors.push(format!("{}: {complaint}", annotation.place()));
+    errors.push(format!("{}: {problem}", annotation.place()));
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
         found
     }
 
-    fn complaint(text: &str) -> String {
+    fn problem(text: &str) -> String {
         let mut errors = Vec::new();
         collect("a.rs", text, &mut errors);
         assert_eq!(errors.len(), 1, "{errors:?}");
@@ -208,21 +208,19 @@ mod tests {
 
     #[test]
     fn errors_name_the_line() {
-        assert!(complaint("//# lost\n").starts_with("a.rs:1: a quote without"));
-        assert!(complaint("//= type=test\n").contains("without a place"));
-        assert!(complaint("//= rfc5040 section 1\n").contains("needs a quote"));
+        assert!(problem("//# lost\n").starts_with("a.rs:1: a quote without"));
+        assert!(problem("//= type=test\n").contains("without a section"));
+        assert!(problem("//= rfc5040 section 1\n").contains("needs a quote"));
         assert!(
-            complaint("//= rfc5040 section 1\n//= type=exception\n//# q\n")
+            problem("//= rfc5040 section 1\n//= type=exception\n//# q\n")
                 .contains("needs a reason")
         );
+        assert!(problem("//= rfc5040 section 1\n//= type=maybe\n//# q\n").contains("unknown type"));
+        assert!(problem("//= rfc5040 section 1\n//= kind=test\n//# q\n").contains("unknown key"));
         assert!(
-            complaint("//= rfc5040 section 1\n//= type=maybe\n//# q\n").contains("unknown type")
+            problem("//= rfc5040 section 1\n//# q\n//= type=test\n").contains("before the quote")
         );
-        assert!(complaint("//= rfc5040 section 1\n//= kind=test\n//# q\n").contains("unknown key"));
-        assert!(
-            complaint("//= rfc5040 section 1\n//# q\n//= type=test\n").contains("before the quote")
-        );
-        assert!(complaint("//= rfcABC section 1\n").contains("not of the form"));
-        assert!(complaint("//= rfc5040 section 1 and 2\n").contains("not of the form"));
+        assert!(problem("//= rfcABC section 1\n").contains("not of the form"));
+        assert!(problem("//= rfc5040 section 1 and 2\n").contains("not of the form"));
     }
 }

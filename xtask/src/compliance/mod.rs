@@ -1,10 +1,10 @@
 //! The step and command `compliance`: checks that every quoted rule is in its RFC, and counts which
 //! rules of the RFCs are quoted in code and in tests.
 //!
-//! The form of an annotation is described in [`annotations`]. The idea and the comment marks come
-//! from the program `duvet`. It is not used, because no registry has it as a binary, and compiling
-//! its 200 crates takes minutes on every new machine. If the references were written as
-//! `rfcs/rfc5040.txt#section-4.1`, duvet could read our annotations.
+//! [`annotations`] describes the form of an annotation. The idea and the comment marks come from
+//! the program `duvet`, which would have to be compiled on every new machine: its 200 crates take
+//! minutes. If the references were written as `rfcs/rfc5040.txt#section-4.1`, duvet could read our
+//! annotations.
 
 mod annotations;
 mod report;
@@ -24,7 +24,7 @@ const RFCS: &[u16] = &[5040, 5041, 5044, 6581, 7306];
 /// The committed snapshot.
 const SNAPSHOT: &str = "docs/compliance.md";
 
-/// The command that brings the snapshot up to date.
+/// The command that updates the snapshot.
 const BLESS: &str = "cargo xtask compliance --bless";
 
 /// Compares all annotations with the RFCs. The strings describe wrong annotations.
@@ -62,15 +62,16 @@ fn analyse(context: &Context) -> Result<(Vec<Document>, Vec<String>)> {
     Ok((documents, errors))
 }
 
-/// The step: fails on wrong quotes, on requirements that are missing, and on an outdated snapshot.
+/// Runs the step. It fails if a quote is wrong, a requirement is missing, or the snapshot is out of
+/// date.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let (documents, errors) = analyse(context)?;
     write_report(context, &documents)?;
     let missing = report::missing(&documents);
-    for complaint in errors.iter().chain(&missing) {
-        log.line(complaint);
+    for problem in errors.iter().chain(&missing) {
+        log.line(problem);
     }
-    verdict(&errors, &missing)?;
+    check_complete(&errors, &missing)?;
     for document in &documents {
         let counts = document.total();
         log.say(format!(
@@ -91,7 +92,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 }
 
 /// Fails if an annotation is wrong or a requirement is missing.
-fn verdict(errors: &[String], missing: &[String]) -> Result<()> {
+fn check_complete(errors: &[String], missing: &[String]) -> Result<()> {
     if !errors.is_empty() {
         bail!("{} annotations are wrong", errors.len());
     }
@@ -101,24 +102,24 @@ fn verdict(errors: &[String], missing: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The command: writes the reports. With `bless` the committed snapshot too. Returns `false` if an
-/// annotation is wrong or a requirement is missing.
+/// Runs the command: writes the report and, with `bless`, the committed snapshot. Returns `false`
+/// if an annotation is wrong or a requirement is missing.
 ///
 /// # Errors
-/// When files cannot be read or written.
+/// If files cannot be read or written.
 pub(crate) fn command(context: &Context, bless: bool) -> Result<bool> {
     let (documents, errors) = analyse(context)?;
     let path = write_report(context, &documents)?;
     let missing = report::missing(&documents);
-    for complaint in errors.iter().chain(&missing) {
-        eprintln!("error: {complaint}");
+    for problem in errors.iter().chain(&missing) {
+        eprintln!("error: {problem}");
     }
     println!("full report: {}", path.display());
     if bless {
         std::fs::write(context.root.join(SNAPSHOT), report::snapshot(&documents))?;
         println!("snapshot: {SNAPSHOT}");
     }
-    Ok(verdict(&errors, &missing).is_ok())
+    Ok(check_complete(&errors, &missing).is_ok())
 }
 
 fn write_report(context: &Context, documents: &[Document]) -> Result<std::path::PathBuf> {
@@ -136,10 +137,10 @@ mod tests {
     #[test]
     fn wrong_annotations_and_gaps_fail() {
         let some = |text: &str| vec![text.to_owned()];
-        assert!(verdict(&[], &[]).is_ok());
-        let wrong = verdict(&some("a.rs:1: wrong"), &[]).unwrap_err();
+        assert!(check_complete(&[], &[]).is_ok());
+        let wrong = check_complete(&some("a.rs:1: wrong"), &[]).unwrap_err();
         assert_eq!(wrong.to_string(), "1 annotations are wrong");
-        let missing = verdict(&[], &some("RFC 9999 section 1: A MUST hold.")).unwrap_err();
+        let missing = check_complete(&[], &some("RFC 9999 section 1: A MUST hold.")).unwrap_err();
         assert_eq!(
             missing.to_string(),
             "1 requirements are missing: RFC 9999 section 1: A MUST hold."
@@ -149,7 +150,7 @@ mod tests {
     /// The RFCs do not change, so these counts must not change. The test fails if the parser misses
     /// sections or requirements.
     #[test]
-    fn the_rfcs_are_read_completely() {
+    fn rfcs_are_read_completely() {
         let context = Context::new(true, false).unwrap();
         let mut found = Vec::new();
         for &number in RFCS {
@@ -165,8 +166,8 @@ mod tests {
             found.push((number, sections.len(), keywords, all().count()));
         }
         // RFC, sections, keywords, requirements. Headings and keywords were counted with other
-        // tools. The seven keywords of the paragraph that defines the words are subtracted, and one
-        // "NOT REQUIRED".
+        // tools. Not counted are the seven keywords of the paragraph that defines the keywords, and
+        // a "NOT REQUIRED" in RFC 5041.
         let expected = [
             (5040, 56, 152 - 7, 142),
             (5041, 44, 135 - 8, 120),

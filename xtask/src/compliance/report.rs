@@ -7,8 +7,8 @@ use std::ops::Range;
 use super::annotations::{Annotation, Kind};
 use super::rfc::{Requirement, Section, normalise};
 
-/// Counts of requirements. They do not add up to `total`, because a rule may be quoted both in code
-/// and in tests.
+/// Counts of requirements. The others do not add up to `total`, because a requirement may be quoted
+/// both in code and in tests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) total: usize,
@@ -32,9 +32,9 @@ impl Counts {
 pub(crate) struct Document {
     pub(crate) number: u16,
     sections: Vec<Section>,
-    /// For each annotation: its section and the ranges where its quote occurs. The list is empty if
-    /// it applies to a whole section. It has several ranges if the RFC repeats a sentence word by
-    /// word; the quote then applies to all of them.
+    /// For each annotation: its section, and the ranges of its quote. An annotation that applies to
+    /// a whole section has no ranges. If the RFC repeats a sentence, there are several ranges, and
+    /// the annotation applies to all of them.
     matches: Vec<(Annotation, usize, Vec<Range<usize>>)>,
 }
 
@@ -86,10 +86,10 @@ impl Document {
         }
     }
 
-    /// Returns the annotations of one kind that cover a requirement: their quotes together contain
-    /// all its keywords. Returns an empty list if a keyword is in no quote.
+    /// Returns the annotations of one kind that together cover a requirement: each of its keywords
+    /// is in a quote. Returns an empty list if a keyword is in no quote.
     fn covering(&self, section: usize, requirement: &Requirement, kind: Kind) -> Vec<&Annotation> {
-        let mut open = requirement.keywords.clone();
+        let mut uncovered = requirement.keywords.clone();
         let mut used = Vec::new();
         for (annotation, at, ranges) in &self.matches {
             if annotation.kind != kind {
@@ -104,11 +104,15 @@ impl Document {
                 }
             };
             if requirement.keywords.iter().any(covers) {
-                open.retain(|keyword| !covers(keyword));
+                uncovered.retain(|keyword| !covers(keyword));
                 used.push(annotation);
             }
         }
-        if open.is_empty() { used } else { Vec::new() }
+        if uncovered.is_empty() {
+            used
+        } else {
+            Vec::new()
+        }
     }
 
     fn is_missing(&self, section: usize, requirement: &Requirement) -> bool {
@@ -145,8 +149,8 @@ impl Document {
     }
 }
 
-/// Returns the requirements that are neither quoted nor an exception, each with its place in the
-/// RFC.
+/// Returns the requirements that are neither quoted nor an exception, each with its RFC and
+/// section.
 pub(crate) fn missing(documents: &[Document]) -> Vec<String> {
     let mut out = Vec::new();
     for document in documents {

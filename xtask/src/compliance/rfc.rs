@@ -1,8 +1,8 @@
 //! Reads an RFC as published (paginated text) into sections, and finds the sentences that require
 //! something.
 //!
-//! A requirement is a sentence with a word of RFC 2119, in capitals, that obliges or recommends.
-//! `MAY` and `OPTIONAL` are left out, because it is never wrong not to use a permission.
+//! A requirement is a sentence with a capitalised word of RFC 2119 that obliges or recommends.
+//! `MAY` and `OPTIONAL` are ignored, because an implementation need not use a permission.
 
 use std::ops::Range;
 
@@ -37,7 +37,8 @@ pub(crate) struct Requirement {
     pub(crate) keywords: Vec<Range<usize>>,
 }
 
-/// Splits the text of an RFC into its numbered sections. The text before the first one is dropped.
+/// Splits the text of an RFC into its numbered sections. The text before the first section is
+/// dropped.
 pub(crate) fn parse(text: &str) -> Vec<Section> {
     let mut sections: Vec<(String, String, Vec<String>)> = Vec::new();
     for line in without_page_breaks(text) {
@@ -65,7 +66,7 @@ fn section(number: String, title: String, lines: &[String]) -> Section {
         for range in sentences(&text[start..]) {
             let range = start + range.start..start + range.end;
             let keywords = keywords(&text, &range);
-            if !keywords.is_empty() && !defines_the_words(&text[range.clone()]) {
+            if !keywords.is_empty() && !defines_keywords(&text[range.clone()]) {
                 requirements.push(Requirement { range, keywords });
             }
         }
@@ -78,14 +79,14 @@ fn section(number: String, title: String, lines: &[String]) -> Section {
     }
 }
 
-/// Returns `true` for the paragraph in which an RFC defines the words of RFC 2119. It requires
-/// nothing.
-fn defines_the_words(sentence: &str) -> bool {
+/// Returns `true` for the sentence in which an RFC introduces the words of RFC 2119. It is not a
+/// requirement.
+fn defines_keywords(sentence: &str) -> bool {
     sentence.contains("\"MUST NOT\"")
 }
 
-/// Joins lines and words with single spaces. After a word that ends with a hyphen there is no
-/// space, because RFCs break lines after hyphens.
+/// Joins lines and words with single spaces. Inserts no space after a word that ends with a hyphen,
+/// because RFCs break lines after hyphens.
 pub(crate) fn normalise(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for word in text.split_whitespace() {
@@ -100,8 +101,8 @@ pub(crate) fn normalise(text: &str) -> String {
     out
 }
 
-/// Drops form feeds, page footers and page headers, and the empty lines around them where a
-/// paragraph goes on.
+/// Drops form feeds, page footers and page headers. Also drops the empty lines around them if a
+/// paragraph continues on the next page.
 fn without_page_breaks(text: &str) -> Vec<String> {
     let mut out: Vec<String> = Vec::new();
     let mut after_break = false;
@@ -170,8 +171,7 @@ fn heading(line: &str) -> Option<(String, String)> {
         }
         levels += 1;
     }
-    // A single letter counts only after the word "Appendix". Otherwise "A sentence" would be a
-    // heading.
+    // A single letter is a number only after the word "Appendix": "A sentence" is not a heading.
     let valid = numbered || (lettered && (appendix || levels > 0));
     let title = title.trim();
     (valid && !title.is_empty()).then(|| (number.to_owned(), title.to_owned()))
@@ -238,7 +238,7 @@ fn sentences(text: &str) -> Vec<Range<usize>> {
     out
 }
 
-/// Returns the ranges of the keywords in `text[range]`. Only whole words count.
+/// Returns the ranges of the keywords in `text[range]`. Keywords are whole words.
 fn keywords(text: &str, range: &Range<usize>) -> Vec<Range<usize>> {
     let sentence = &text[range.clone()];
     let mut out = Vec::new();
@@ -248,7 +248,7 @@ fn keywords(text: &str, range: &Range<usize>) -> Vec<Range<usize>> {
             let before = sentence[..at].chars().next_back();
             let after = sentence[end..].chars().next();
             let inside = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-            // "NOT REQUIRED" is no requirement.
+            // "NOT REQUIRED" is not a requirement.
             let negated = *keyword == "REQUIRED" && sentence[..at].ends_with("NOT ");
             if !inside(before) && !inside(after) && !negated {
                 out.push(range.start + at..range.start + end);

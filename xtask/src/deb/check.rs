@@ -9,7 +9,7 @@ use xtask::process::Log;
 
 use super::{PACKAGING, SCRIPTS, output};
 
-/// Files that the package must have. In addition it must have a manual page for each subcommand.
+/// Files that the package must contain, besides a manual page for each subcommand.
 const WANTED: &[&str] = &[
     "/usr/bin/iwarp",
     "/usr/lib/iwarp/libibverbs.so.1",
@@ -28,7 +28,7 @@ const WANTED: &[&str] = &[
     "/usr/share/doc/iwarp/third-party-licences.gz",
     "/usr/share/doc/iwarp/README.md",
 ];
-/// The folders that may have files of the package.
+/// The folders that may contain files of the package.
 const FOLDERS: &[&str] = &[
     "/usr/bin/",
     "/usr/lib/iwarp/",
@@ -49,8 +49,8 @@ const FIELDS: &[&str] = &[
     "Homepage",
     "Description",
 ];
-/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates from 0
-/// (all protections) to 10. A service that needs the network cannot reach 0.
+/// The highest accepted exposure of the service, in tenths. `systemd-analyze security` rates it
+/// from 0 (all protections) to 10. A service that needs the network cannot have 0.
 const EXPOSURE_MAX: &str = "15";
 
 /// A file of the package, as `dpkg-deb --contents` lists it.
@@ -81,7 +81,8 @@ impl<'a> Entry<'a> {
         })
     }
 
-    fn complaint(&self) -> Option<String> {
+    /// Returns what is wrong with the entry, if anything.
+    fn defect(&self) -> Option<String> {
         let program = self.path == "/usr/bin/iwarp";
         let mode = match (self.mode.chars().next(), program) {
             (Some('d'), _) => "drwxr-xr-x",
@@ -91,11 +92,11 @@ impl<'a> Entry<'a> {
         };
         if self.owner != "root/root" || self.mode != mode {
             let Self { path, owner, .. } = self;
-            return Some(format!("{path} belongs to {owner} and has {}", self.mode));
+            return Some(format!("{path} has owner {owner} and mode {}", self.mode));
         }
         let file = !self.mode.starts_with('d');
-        let surprise = file && !FOLDERS.iter().any(|folder| self.path.starts_with(folder));
-        surprise.then(|| format!("{} is in a folder that it should not be in", self.path))
+        let misplaced = file && !FOLDERS.iter().any(|folder| self.path.starts_with(folder));
+        misplaced.then(|| format!("{} is in a wrong folder", self.path))
     }
 }
 
@@ -129,7 +130,7 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()
         "DEBIAN/md5sums",
     ]))?;
     if std::fs::read_to_string(unpacked.join("DEBIAN/conffiles"))? != "/etc/default/iwarp-cp\n" {
-        found.push("/etc/default/iwarp-cp is no conffile".into());
+        found.push("/etc/default/iwarp-cp is not a conffile".into());
     }
     for script in SCRIPTS {
         log.run(
@@ -152,23 +153,23 @@ fn files(contents: &str) -> Vec<String> {
     for line in contents.lines() {
         match Entry::parse(line) {
             Some(entry) => entries.push(entry),
-            None => found.push(format!("dpkg-deb lists {line:?}")),
+            None => found.push(format!("dpkg-deb listed an unknown line: {line:?}")),
         }
     }
-    found.extend(entries.iter().filter_map(Entry::complaint));
+    found.extend(entries.iter().filter_map(Entry::defect));
     for path in WANTED {
         if !entries.iter().any(|entry| entry.path == *path) {
             found.push(format!("there is no {path}"));
         }
     }
-    // It must be a link: with two files, a process that loads both names would have two engines,
-    // which do not know each other's objects.
+    // The second name must be a link. With two files, a process that loads both names would have
+    // two engines that do not know each other's objects.
     let link = entries
         .iter()
         .find(|entry| entry.path == "/usr/lib/iwarp/librdmacm.so.1")
         .and_then(|entry| entry.link);
     if link != Some("libibverbs.so.1") {
-        found.push("librdmacm.so.1 is no link to libibverbs.so.1".into());
+        found.push("librdmacm.so.1 is not a link to libibverbs.so.1".into());
     }
     found
 }
@@ -182,10 +183,10 @@ fn fields(control: &str) -> Vec<String> {
     let mut found: Vec<String> = FIELDS
         .iter()
         .filter(|name| value(name).is_none_or(|value| value.trim().is_empty()))
-        .map(|name| format!("control has no {name}"))
+        .map(|name| format!("the control file has no {name}"))
         .collect();
     if !value("Depends").is_some_and(|value| value.contains("libc6 (>= ")) {
-        found.push("control does not say which libc6 is needed".into());
+        found.push("the control file does not name the version of libc6".into());
     }
     found
 }
@@ -195,7 +196,7 @@ fn pages(contents: &str, unpacked: &Path) -> Result<Vec<String>> {
     let help = output(Command::new(unpacked.join("usr/bin/iwarp")).arg("--help"))?;
     let names: Vec<&str> = subcommands(&help).collect();
     if names.is_empty() {
-        bail!("the packaged command names no subcommands: {help}");
+        bail!("the help of the packaged command lists no subcommands: {help}");
     }
     Ok(names
         .into_iter()
@@ -220,7 +221,7 @@ fn subcommands(help: &str) -> impl Iterator<Item = &str> {
 /// Checks the unit's protections with `systemd-analyze`, if that is installed.
 fn unit(context: &Context, log: &mut Log) -> Result<()> {
     if find_program("systemd-analyze").is_none() {
-        log.say("systemd-analyze is not installed: the unit was not judged");
+        log.say("systemd-analyze is not installed, so the unit was not checked");
         return Ok(());
     }
     let unit = context.root.join(PACKAGING).join("iwarp-cp.service");
@@ -233,7 +234,7 @@ fn unit(context: &Context, log: &mut Log) -> Result<()> {
     let overall = verdict.lines().find(|line| line.contains("Overall"));
     log.say(
         overall
-            .unwrap_or("the unit was judged")
+            .unwrap_or("the unit was checked")
             .trim_start_matches("→ "),
     );
     Ok(())
@@ -270,7 +271,7 @@ fn lintian(log: &mut Log, package: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A listing with nothing wrong in it.
+    /// Returns a listing without defects.
     fn good() -> String {
         let mut text = String::from("drwxr-xr-x root/root         0 2026-01-01 00:00 ./\n");
         for path in WANTED {
@@ -302,7 +303,7 @@ mod tests {
             (
                 "./usr/lib/iwarp/librspreload.so",
                 "./usr/lib/librspreload.so",
-                "should not be in",
+                "wrong folder",
             ),
         ] {
             let found = files(&good().replacen(from, to, 1));
@@ -325,13 +326,13 @@ mod tests {
         assert!(fields(&good).is_empty());
         assert_eq!(
             fields(&good.replace("Homepage: x", "Homepage: ")),
-            ["control has no Homepage"]
+            ["the control file has no Homepage"]
         );
         assert_eq!(fields(&good.replace("libc6 (>= 2.34)", "libm6")).len(), 1);
     }
 
-    /// `iwarp stat` cannot see the private folders that systemd makes for the service, so the
-    /// service's socket is in a folder with a known name, which the document tells.
+    /// `iwarp stat` cannot see the private folders that systemd creates for the service. So the
+    /// socket for statistics is in another folder, which `docs/packaging.md` names.
     #[test]
     fn service_statistics_match_document() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn subcommands_are_those_of_the_help() {
+    fn subcommands_are_read_from_help() {
         let help = "About\n\nUsage: x\n\nCommands:\n  perf  Measure\n        more\n\
                     \x20 help  Print\n\n\
                     Options:\n  -v  Log\n";

@@ -2,8 +2,8 @@
 //!
 //! It is one package because its parts need each other in the same version: the command finds the
 //! libraries in its private folder, and the service is one of the command's subcommands. Together
-//! they have a few megabytes. Cargo builds the files; debhelper and dpkg-buildpackage make the
-//! package of them, as `packaging/debian/` says.
+//! they have a few megabytes. Cargo builds the files; debhelper and dpkg-buildpackage create the
+//! package from them, with the control files in `packaging/debian/`.
 
 mod check;
 mod notices;
@@ -23,7 +23,7 @@ use xtask::layout::{self, File};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-/// The folder of the files that only the package needs.
+/// The folder with the files that only the Debian package needs.
 const PACKAGING: &str = "packaging/debian";
 /// The scripts that dpkg runs.
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
@@ -32,19 +32,19 @@ const ZSH: (&str, &str) = (
     "share/zsh/site-functions/_iwarp",
     "share/zsh/vendor-completions/_iwarp",
 );
-/// Programs without which no package can be built.
+/// Programs that building the package needs.
 const TOOLS: [&str; 3] = ["dpkg-buildpackage", "dh", "strip"];
-/// The time limit. Building in release mode takes minutes, and so does fetching and unpacking a
-/// Debian root.
+/// Time limit of each command. Building in release mode takes minutes, and so does downloading and
+/// unpacking a Debian root.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Arguments of `cargo xtask deb`.
 #[derive(Args)]
 pub(crate) struct DebArgs {
-    /// The folder that gets the package [default: deb in the target folder]
+    /// The folder in which to put the package [default: deb in the target folder]
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Install, use and remove the package in a fresh Debian root (as root, with debootstrap)
+    /// Install, use and remove the package in a fresh Debian root (needs root and debootstrap)
     #[arg(long)]
     test: bool,
     /// The Debian release of that root
@@ -61,11 +61,11 @@ pub(crate) struct DebArgs {
 /// Debian root.
 ///
 /// # Errors
-/// When a tool is missing, or something is wrong with the package.
+/// If a tool is missing, if the build fails, or if a check finds a defect in the package.
 pub(crate) fn command(args: &DebArgs) -> Result<bool> {
     let context = Context::new(false, false)?;
     let mut log = Log::create(&context.log_dir().join("deb.log"), LIMIT)?;
-    if let Some(tool) = missing() {
+    if let Some(tool) = missing_tool() {
         bail!("{tool} is not installed (Debian: debhelper, dpkg-dev)");
     }
     let output = match &args.output {
@@ -82,7 +82,7 @@ pub(crate) fn command(args: &DebArgs) -> Result<bool> {
 
 /// The step of `cargo xtask test`: builds the package and checks its content.
 pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
-    if let Some(tool) = missing() {
+    if let Some(tool) = missing_tool() {
         return Ok(Outcome::Skipped(format!("{tool} is not installed")));
     }
     let package = build(context, log, &context.target.join("deb"))?;
@@ -90,14 +90,14 @@ pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-fn missing() -> Option<&'static str> {
+fn missing_tool() -> Option<&'static str> {
     TOOLS.into_iter().find(|tool| find_program(tool).is_none())
 }
 
 /// Runs a command and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or fails.
+/// If the command cannot be started or fails.
 fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_owned();
     let output = command
@@ -127,7 +127,7 @@ fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
     documents(context, &stage)?;
 
     let dir = context.target.join("deb/build");
-    let folder = source::Folder::make(context, &dir)?;
+    let folder = source::Folder::create(context, &dir)?;
     log.run(
         Command::new("dpkg-buildpackage")
             .current_dir(&folder.path)

@@ -16,7 +16,7 @@ use super::output;
 
 /// The crates whose programs and libraries are in the package.
 const ROOTS: [&str; 4] = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"];
-/// Beginnings of the names of files with licences.
+/// Prefixes of the names of files with licences.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"];
 
 /// Returns the names, licences and licence texts of all foreign crates. A text that several crates
@@ -24,7 +24,7 @@ const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"
 pub(super) fn text(context: &Context) -> Result<String> {
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let host = host.context("rustc names no host")?;
+    let host = host.context("rustc -vV prints no host")?;
     let metadata = output(cargo(&context.root).args([
         "metadata",
         "--format-version=1",
@@ -33,7 +33,7 @@ pub(super) fn text(context: &Context) -> Result<String> {
         host,
     ]))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
-    let wanted = reachable(&metadata);
+    let wanted = linked_packages(&metadata);
     let mut list = String::from(
         "The programs of this package contain the crates below, and parts of Rust's standard\n\
          library (MIT or Apache-2.0, the Rust project's contributors).\n\n",
@@ -80,9 +80,9 @@ fn licences(dir: &Path) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// Returns the packages whose code gets into the programs. Build scripts, macros and dependencies
-/// of tests are left out.
-fn reachable(metadata: &Value) -> BTreeSet<&str> {
+/// Returns the packages whose code is linked into the programs, without build scripts, macros and
+/// dependencies of tests.
+fn linked_packages(metadata: &Value) -> BTreeSet<&str> {
     let mut dependencies: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in metadata["resolve"]["nodes"]
         .as_array()
@@ -110,14 +110,14 @@ fn reachable(metadata: &Value) -> BTreeSet<&str> {
         })
         .map(id)
         .collect();
-    let mut waiting: Vec<&str> = packages()
+    let mut pending: Vec<&str> = packages()
         .filter(|package| ROOTS.iter().any(|root| package["name"] == **root))
         .filter_map(|package| package["id"].as_str())
         .collect();
     let mut found = BTreeSet::new();
-    while let Some(id) = waiting.pop() {
+    while let Some(id) = pending.pop() {
         if !macros.contains(id) && found.insert(id) {
-            waiting.extend(dependencies.get(id).into_iter().flatten());
+            pending.extend(dependencies.get(id).into_iter().flatten());
         }
     }
     found
@@ -129,7 +129,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_what_is_linked_is_named() {
+    fn only_linked_crates_are_named() {
         let dep = |to: &str, kind: Value| json!({ "pkg": to, "dep_kinds": [{ "kind": kind }] });
         let package =
             |id: &str, kind: &str| json!({ "id": id, "name": id, "targets": [{ "kind": [kind] }] });
@@ -146,7 +146,7 @@ mod tests {
                 { "id": "m", "deps": [dep("of-m", json!(null))] },
             ] },
         });
-        let found: Vec<&str> = reachable(&metadata).into_iter().collect();
+        let found: Vec<&str> = linked_packages(&metadata).into_iter().collect();
         assert_eq!(found, ["a", "b", "iwarp-cli"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Makes the folder in which dpkg-buildpackage works: `debian/` with the files of the repository
+//! Creates the folder in which dpkg-buildpackage works: `debian/` with the files of the repository
 //! and a changelog.
 
 use std::fs;
@@ -17,21 +17,21 @@ const NAME: &str = "iwarp";
 /// The Debian revision, which counts packages of the same upstream version.
 const REVISION: &str = "1";
 
-/// The folder in which the package is built, and what its tools need to know.
+/// The folder in which the package is built, and the values that Debian's tools need.
 pub(super) struct Folder {
-    /// The folder that has `debian/`. The package is written beside it.
+    /// The folder that contains `debian/`. The package is written to its parent folder.
     pub(super) path: PathBuf,
-    /// Name and address from `DEBFULLNAME` and `DEBEMAIL`. Without them the control file's
-    /// maintainer is used.
+    /// Name and address from `DEBFULLNAME` and `DEBEMAIL`. If it is `None`, the maintainer in the
+    /// control file applies.
     pub(super) maintainer: Option<String>,
-    /// Time of the last commit, in seconds since 1970. No file in the package is newer, so that
-    /// building again gives the same package.
+    /// Time of the last commit, in seconds since 1970. No file in the package is newer, so that the
+    /// build is reproducible.
     pub(super) epoch: String,
 }
 
 impl Folder {
-    /// Makes the folder below `dir`, which is emptied.
-    pub(super) fn make(context: &Context, dir: &Path) -> Result<Self> {
+    /// Creates the folder below `dir`, whose earlier contents are removed.
+    pub(super) fn create(context: &Context, dir: &Path) -> Result<Self> {
         let _ = fs::remove_dir_all(dir);
         let path = dir.join(NAME);
         let own = |name: &str| context.root.join(PACKAGING).join(name);

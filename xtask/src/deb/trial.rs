@@ -1,9 +1,9 @@
 //! `cargo xtask deb --test`: installs the package in a fresh Debian root, uses it as an ordinary
 //! user, removes it, and compares the files before and after.
 //!
-//! The root is made by `debootstrap` and kept in the target folder; each trial works on a copy. The
-//! programs run in namespaces of their own, so that they find no network and leave no processes.
-//! Continuous integration does not run this: it needs root and downloads a Debian.
+//! `debootstrap` creates the root, which is kept in the target folder; each trial works on a copy.
+//! The programs run in new namespaces, so that they have no network and leave no processes behind.
+//! Continuous integration does not run this, because it needs root and downloads a Debian system.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,13 +16,13 @@ use xtask::process::Log;
 
 use super::{PACKAGING, output};
 
-/// The packages in the root beside the essential ones: a verbs program, and the programs that read
-/// manual pages, units and completions.
+/// The packages in the root besides the essential packages: a verbs program, and the programs that
+/// read manual pages, units and completions.
 const INCLUDE: &str = "--include=perftest,man-db,systemd,bash-completion,procps";
 /// The ordinary user of the trial.
 const USER: &str = "ann";
-/// Folders that are not compared, because they change anyway: caches, logs, and dpkg's own list,
-/// which `remove.sh` checks.
+/// Folders that are not compared, because their contents change in any case: caches, logs, and
+/// dpkg's list, which `remove.sh` checks.
 const IGNORED: &[&str] = &[
     "./proc",
     "./sys",
@@ -39,10 +39,10 @@ const IGNORED: &[&str] = &[
 /// Runs the trial and prints the output of all programs.
 ///
 /// # Errors
-/// When anything does not work, or a file is left behind.
+/// If a script fails, or if the package leaves files behind.
 pub(super) fn run(context: &Context, log: &mut Log, package: &Path, suite: &str) -> Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("--test makes a Debian root, which only root can");
+        bail!("--test creates a Debian root, which only root can do");
     }
     for tool in ["debootstrap", "unshare", "chroot", "ip"] {
         if find_program(tool).is_none() {
@@ -63,17 +63,17 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path, suite: &str)
     fs::copy(package, root.join("tmp/iwarp.deb"))?;
 
     let before = files(&root)?;
-    inside(context, log, &root, "root", "install.sh")?;
+    run_script(context, log, &root, "root", "install.sh")?;
     let installed = files(&root)?;
-    inside(context, log, &root, USER, "use.sh")?;
-    inside(context, log, &root, "root", "remove.sh")?;
+    run_script(context, log, &root, USER, "use.sh")?;
+    run_script(context, log, &root, "root", "remove.sh")?;
     let after = files(&root)?;
-    let left: Vec<&String> = after.symmetric_difference(&before).collect();
-    if !left.is_empty() {
-        bail!("files are left behind, gone or changed: {left:#?}");
+    let differences: Vec<&String> = after.symmetric_difference(&before).collect();
+    if !differences.is_empty() {
+        bail!("the package added, removed or changed these files: {differences:#?}");
     }
     log.say(format!(
-        "{} files before, {} installed, {} after: nothing is left behind",
+        "{} files before, {} installed, {} after removal, which are the same as before",
         before.len(),
         installed.len(),
         after.len()
@@ -81,13 +81,13 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path, suite: &str)
     fs::remove_dir_all(&root).context("removing the root")
 }
 
-/// Returns the folder of a fresh Debian root. The first call makes it.
+/// Returns the folder of a fresh Debian root. The first call creates it.
 fn base(context: &Context, log: &mut Log, suite: &str) -> Result<PathBuf> {
     let base = context.target.join(format!("deb/base-{suite}"));
     if base.is_dir() {
         return Ok(base);
     }
-    // If this machine runs the same Debian release, its own mirror is used.
+    // If this machine runs the same Debian release, use its own mirror.
     let targets = output(Command::new("apt-get").args([
         "indextargets",
         "--format",
@@ -111,12 +111,17 @@ fn base(context: &Context, log: &mut Log, suite: &str) -> Result<PathBuf> {
     Ok(base)
 }
 
-/// Runs one of the trial's scripts in the root, in namespaces of its own, and shows what it prints.
-fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &str) -> Result<()> {
+/// Runs one of the trial's scripts in the root, in new namespaces, and prints its output.
+fn run_script(
+    context: &Context,
+    log: &mut Log,
+    root: &Path,
+    user: &str,
+    script: &str,
+) -> Result<()> {
     let from = context.root.join(PACKAGING).join("trial").join(script);
     fs::copy(&from, root.join("tmp").join(script))?;
-    // Prepares the network and the file systems that the trial's script sees, and then runs the
-    // script in the root.
+    // Prepares network and file systems in the namespaces, and then runs the script in the root.
     let setup = r#"
         set -e
         ip link set lo up
@@ -151,7 +156,7 @@ fn inside(context: &Context, log: &mut Log, root: &Path, user: &str, script: &st
         Ok(text) => text.clone(),
         Err(_) => log.tail(200),
     };
-    // The lines before the script's first command show the command line from above.
+    // Skip the lines before the script's first command, which show the command line of `unshare`.
     let text: Vec<&str> = text
         .lines()
         .skip_while(|line| !line.starts_with('+'))

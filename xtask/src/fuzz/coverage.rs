@@ -1,5 +1,4 @@
-//! The report of the lines and regions that the seeds and corpora reach. The component `llvm-tools`
-//! makes it.
+//! Reports the lines and regions that the seeds and corpora reach, with the component `llvm-tools`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +25,8 @@ fn llvm_tools(context: &Context) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Replays the seeds and the corpora in programs that count what they run, and prints a table of
-/// the files.
+/// Replays the seeds and the corpora in programs that are instrumented for coverage, and prints a
+/// table of the files.
 pub(super) fn coverage(context: &Context) -> Result<()> {
     let tools = llvm_tools(context)?;
     let home = home(context);
@@ -80,14 +79,14 @@ pub(super) fn coverage(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Makes a table, as Markdown, of the files of the crates of which anything was run.
+/// Returns a Markdown table of the files under `crates/` of which any line was run.
 fn table(report: &Value, root: &Path) -> Vec<String> {
     let files = report["data"][0]["files"].as_array();
     let mut rows = Vec::new();
     let mut sums = [0; 4];
     for file in files.into_iter().flatten() {
         let name = Path::new(file["filename"].as_str().unwrap_or_default());
-        // A module that is compiled into two crates has a path through the other one.
+        // A module of another crate may have a path with `..` in it.
         let name = name.canonicalize().unwrap_or_else(|_| name.to_owned());
         let Ok(name) = name.strip_prefix(root.join("crates")) else {
             continue;
@@ -115,11 +114,11 @@ fn table(report: &Value, root: &Path) -> Vec<String> {
 }
 
 fn row(name: &str, [lines, of_lines, regions, of_regions]: [u64; 4]) -> String {
-    let share = |part: u64, whole: u64| format!("{} % of {whole}", part * 100 / whole.max(1));
+    let percent = |part: u64, all: u64| format!("{} % of {all}", part * 100 / all.max(1));
     format!(
         "| {name} | {} | {} |",
-        share(lines, of_lines),
-        share(regions, of_regions)
+        percent(lines, of_lines),
+        percent(regions, of_regions)
     )
 }
 

@@ -20,26 +20,26 @@ use search::Limit;
 /// Arguments of `cargo xtask fuzz`.
 #[derive(Debug, Args)]
 pub(crate) struct FuzzArgs {
-    /// Target to run; may be repeated; all without it
+    /// Target to run; may be repeated [default: all]
     #[arg(long = "target", value_name = "NAME")]
     targets: Vec<String>,
-    /// Seconds for each target
+    /// Search for this many seconds per target
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Executions for each target, instead of a time
+    /// Search for this many executions per target, instead of --seconds
     #[arg(long)]
     executions: Option<u64>,
-    /// Targets that run at a time; 0 means one for each processor
+    /// Number of targets that run at a time; 0 means one per processor
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Start of the pseudo-random sequence
+    /// Seed of the pseudo-random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Run one file with the named target, and nothing else
+    /// Only run the named target with this input file
     #[arg(long, value_name = "FILE", requires = "targets")]
     replay: Option<PathBuf>,
-    /// Do not search: report the lines and regions of each file that the seeds and the corpora
-    /// reach
+    /// Do not search; report the lines and regions of each source file that the seeds and the
+    /// corpora reach
     #[arg(long)]
     coverage: bool,
     /// Print the names of the targets
@@ -47,7 +47,7 @@ pub(crate) struct FuzzArgs {
     list: bool,
 }
 
-/// Runs the command. Returns `true` if nothing was found.
+/// Runs the command. Returns `true` if no input failed.
 pub(crate) fn command(args: &FuzzArgs) -> Result<bool> {
     let context = Context::new(false, false)?;
     if args.coverage {
@@ -77,7 +77,7 @@ pub(crate) fn command(args: &FuzzArgs) -> Result<bool> {
             continue;
         }
         let limit = match args.executions {
-            Some(most) => Limit::Executions(most),
+            Some(executions) => Limit::Executions(executions),
             None => Limit::Seconds(args.seconds),
         };
         let lines = fuzzer.search_all(&targets, args.jobs, limit, args.seed)?;
@@ -89,12 +89,12 @@ pub(crate) fn command(args: &FuzzArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// The step of `cargo xtask test`: a short search. It leaves out the package whose dependencies
-/// take minutes to build.
+/// The step of `cargo xtask test`: a short search. It omits the package whose dependencies take
+/// minutes to build.
 pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     if find_program("c++").is_none() {
         return Ok(Outcome::Skipped(
-            "libFuzzer needs a C++ compiler, and there is none".into(),
+            "no C++ compiler is installed, which libFuzzer needs".into(),
         ));
     }
     let seconds = if context.quick { 1 } else { 3 };

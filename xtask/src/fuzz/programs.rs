@@ -1,7 +1,7 @@
-//! The programs with the fuzz targets: which there are, and how they are built.
+//! Finds and builds the programs with the fuzz targets.
 //!
-//! The flags are those of `cargo fuzz build --sanitizer none`, which need nothing but the stable
-//! toolchain: LLVM's pass for the counters (`sancov-module`) is part of every compiler.
+//! The flags are those of `cargo fuzz build --sanitizer none`. They work with the stable toolchain,
+//! because LLVM's pass for the counters (`sancov-module`) is part of every compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use xtask::process::cargo;
 pub(super) const PACKAGES: [(&str, &str); 2] =
     [("iwarp-fuzz", "fuzz"), ("iwarp-fuzz-host", "fuzz/host")];
 
-/// Counters at edges, which guide the search, and calls at comparisons.
+/// Flags for a search: counters at edges, and calls at comparisons.
 pub(super) const GUIDE: &str = "--cfg=fuzzing -Cpasses=sancov-module \
      -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
      -Cllvm-args=-sanitizer-coverage-pc-table \
      -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// Counters of regions of the source, for the report.
+/// Flags for the report: counters of source regions.
 pub(super) const MEASURE: &str = "--cfg=fuzzing -Cinstrument-coverage";
 
 /// A fuzz target: a program that libFuzzer drives.
@@ -56,14 +56,14 @@ impl Target {
     }
 }
 
-/// The programs that were built, and the folder with what fuzzing keeps.
+/// The folders of the built programs, and of the corpora, failures and logs.
 pub(super) struct Fuzzer {
     pub(super) programs: PathBuf,
     pub(super) state: PathBuf,
 }
 
 impl Fuzzer {
-    /// Returns the folder of a target for inputs of a kind.
+    /// Returns the folder of a target for inputs of a kind, which is created if it does not exist.
     pub(super) fn folder(&self, target: &Target, kind: &str) -> Result<PathBuf> {
         let folder = self.state.join(&target.name).join(kind);
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -76,14 +76,14 @@ impl Fuzzer {
         let mut command = Command::new(self.programs.join(&target.name));
         command
             .env("TMPDIR", self.folder(target, "tmp")?)
-            // The last lines of the output then have the panic's message.
+            // Without a backtrace, the last lines of the output contain the panic's message.
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null());
         Ok(command)
     }
 }
 
-/// The folder with everything that fuzzing makes.
+/// Returns the folder for all files of fuzzing.
 pub(super) fn home(context: &Context) -> PathBuf {
     context.target.join("fuzz")
 }
@@ -92,7 +92,7 @@ pub(super) fn home(context: &Context) -> PathBuf {
 pub(super) fn host(context: &Context) -> Result<String> {
     let version = rustc(context, &["-vV"])?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.context("rustc does not say its host")?.to_owned())
+    Ok(host.context("rustc -vV prints no host")?.to_owned())
 }
 
 pub(super) fn rustc(context: &Context, arguments: &[&str]) -> Result<String> {
@@ -104,8 +104,8 @@ pub(super) fn rustc(context: &Context, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Builds the targets of a package with instrumentation, in a target folder of its own for each
-/// kind.
+/// Builds the targets of a package with instrumentation. Each kind of instrumentation has a target
+/// folder of its own.
 pub(super) fn build(
     context: &Context,
     package: &str,
@@ -118,7 +118,7 @@ pub(super) fn build(
     command
         .args(["build", "--profile", "fuzz", "--package", package, "--bins"])
         .args(["--features", "libfuzzer"])
-        // With a target, the flags do not apply to build scripts and macros.
+        // With `--target`, the flags do not apply to build scripts and macros.
         .args(["--target", &host])
         .env("CARGO_TARGET_DIR", &folder)
         .env("RUSTFLAGS", flags);

@@ -1,4 +1,4 @@
-//! The search of libFuzzer for inputs that break something, and what it reports.
+//! Runs libFuzzer's search for failing inputs, and reads its report.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, bail};
 
 use super::programs::{Fuzzer, Target};
 
-/// An input that takes longer than this, in seconds, counts as a failure, because a peer could use
-/// it to keep us busy. Correct code needs far less time for any input.
+/// An input that takes longer than this, in seconds, is a failure: a peer could use it to keep us
+/// busy. Correct code takes much less time for any input.
 const SLOW_S: u32 = 5;
-/// The time that is spent on making a failing input small, in seconds.
+/// Time limit for minimising a failing input, in seconds.
 const MINIMISE_S: u32 = 20;
 
 /// When a search ends, as an option of libFuzzer.
@@ -31,21 +31,21 @@ impl Limit {
     }
 }
 
-/// What came of a search.
+/// Results of a search.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     executions: u64,
     per_second: u64,
     /// Edges that were reached.
     edges: u64,
-    /// Edges with the orders of magnitude of their counts.
+    /// Pairs of an edge and the order of magnitude of its count.
     features: u64,
     /// Inputs in the corpus.
     corpus: u64,
 }
 
 impl Report {
-    /// Reads libFuzzer's output. Returns `None` if the search did not come to its end.
+    /// Reads libFuzzer's output. Returns `None` if the search did not complete.
     fn parse(text: &str) -> Option<Self> {
         let stat = |name: &str| -> Option<u64> {
             let line = text
@@ -80,11 +80,10 @@ impl Fuzzer {
         Ok(command.status()?.success())
     }
 
-    /// Searches for an input that breaks something, guided by coverage and beginning with the seeds
-    /// and the corpus.
+    /// Searches for a failing input, guided by coverage. Starts with the seeds and the corpus.
     ///
     /// # Errors
-    /// If an input fails, with what libFuzzer says about it.
+    /// If an input fails; the error contains libFuzzer's message.
     fn search(&self, target: &Target, limit: Limit, seed: u64) -> Result<Report> {
         let found = self.folder(target, "found")?;
         for old in fs::read_dir(&found)? {
@@ -107,13 +106,14 @@ impl Fuzzer {
         let report = Report::parse(&text);
         match (status.success(), report) {
             (true, Some(report)) if report.edges > 0 => Ok(report),
-            (true, _) => bail!("target {}: nothing was searched:\n{text}", target.name),
+            (true, _) => bail!("target {}: the search ran no code:\n{text}", target.name),
             (false, report) => self.failed(target, &found, &text, report),
         }
     }
 
-    /// Keeps the input that has failed, made small, and fails with libFuzzer's words. An input that
-    /// was too slow and ends when it runs alone is no failure: the machine was busy.
+    /// Minimises and keeps the failing input, and returns an error with libFuzzer's message. If the
+    /// input was too slow, but is fast enough when it runs alone, it is no failure: the machine was
+    /// busy.
     fn failed(
         &self,
         target: &Target,
@@ -129,7 +129,7 @@ impl Fuzzer {
         let file = input.file_name().to_string_lossy().into_owned();
         let fails = !self.passes(target, &input.path())?;
         if !fails && file.starts_with("timeout-") {
-            println!("target {name}: {file} ends when it runs again: the machine is busy");
+            println!("target {name}: {file} did not recur, so the machine was busy");
             return Ok(report.unwrap_or_default());
         }
         let kept = self.folder(target, "failures")?.join(&file);
@@ -145,12 +145,12 @@ impl Fuzzer {
             .map(|o| format!("{o:02x}"))
             .collect();
         bail!(
-            "target {name}: {}{again} fails; it is {data}\n{end}",
+            "target {name}: {}{again} fails; its contents: {data}\n{end}",
             kept.display()
         );
     }
 
-    /// Replaces an input that crashes by a smaller one, if libFuzzer finds one.
+    /// Replaces a crashing input with a smaller one, if libFuzzer finds one.
     fn minimise(&self, target: &Target, input: &Path) -> Result<()> {
         let small = self.folder(target, "tmp")?.join("small");
         let mut command = self.command(target)?;
@@ -168,10 +168,10 @@ impl Fuzzer {
         Ok(())
     }
 
-    /// Searches with some targets, as many at a time as `jobs` says, and prints a line for each.
+    /// Searches with these targets, `jobs` at a time, and returns a line for each target.
     ///
     /// # Errors
-    /// If an input fails, with the failures of all targets.
+    /// If an input fails; the error contains the failures of all targets.
     pub(super) fn search_all(
         &self,
         targets: &[Target],
@@ -233,8 +233,9 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Writes a program that ends a search with an input of this kind, if any, and each replay with
-    /// a code. Returns the result of a search with it, and whether an input was kept.
+    /// Runs a search with a script in place of libFuzzer. A search writes an input of `kind`,
+    /// unless that is empty, and exits with code `search`; a replay exits with code `replay`.
+    /// Returns the result of the search, and whether an input was kept.
     fn search_with(name: &str, kind: &str, search: u8, replay: u8) -> (Result<Report>, bool) {
         let dir = std::env::temp_dir().join(format!("xtask-fuzz-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
@@ -249,8 +250,8 @@ mod tests {
              exit {replay}\n"
         );
         fs::write(dir.join("script"), script).unwrap();
-        // Another process writes the program: a thread that forks meanwhile could keep it open
-        // here.
+        // Another process writes the program: in this process, a thread that forks meanwhile could
+        // inherit the open file, and executing it would fail.
         let mut install = Command::new("install");
         install
             .arg("-m755")
@@ -279,7 +280,7 @@ mod tests {
         let (result, kept) = search_with("crash", "crash", 77, 77);
         let error = result.unwrap_err().to_string();
         assert!(
-            kept && error.contains("crash-1 fails; it is 627567"),
+            kept && error.contains("crash-1 fails; its contents: 627567"),
             "{error}"
         );
         assert!(error.ends_with("boom"), "{error}");
@@ -303,7 +304,7 @@ mod tests {
     fn search_without_report_fails() {
         let (result, _) = search_with("nothing", "", 0, 0);
         let error = result.unwrap_err().to_string();
-        assert!(error.contains("nothing was searched"), "{error}");
+        assert!(error.contains("the search ran no code"), "{error}");
         let (result, _) = search_with("early", "", 1, 0);
         let error = result.unwrap_err().to_string();
         assert!(error.contains("failed without an input"), "{error}");

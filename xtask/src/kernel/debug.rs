@@ -1,5 +1,5 @@
-//! The debug kernel: Debian's source with a small configuration (`kernel/debug/config`) that looks
-//! for faults of a module.
+//! The debug kernel: Debian's source with a small configuration (`kernel/debug/config`) whose
+//! checks detect errors of a module.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,30 +11,30 @@ use crate::context::Context;
 use crate::debian::{fetch, fields};
 use crate::process::Log;
 
-/// The release of which Debian has the source as a package.
+/// Debian's package with the source.
 const SOURCE: &str = "linux-source-6.12";
-/// What the build needs besides. The packages are unpacked in the target folder.
+/// Packages that the build needs. They are unpacked in the target folder.
 const TOOLS: &[&str] = &["flex", "bison", "m4", "libelf-dev", "libelf1"];
 /// The configuration, below the root of the project.
 const CONFIG: &str = "kernel/debug/config";
 
 /// A kernel that was built here.
 pub struct DebugKernel {
-    /// What `uname -r` says.
+    /// The output of `uname -r`.
     pub name: String,
-    /// Its source, which modules are built against.
+    /// The folder with the source, against which modules are built.
     pub source: PathBuf,
-    /// What is booted.
+    /// The file to boot.
     pub image: PathBuf,
     /// The folder with `lib/modules`.
     pub modules: PathBuf,
 }
 
-/// Builds the debug kernel below the target folder, unless it is there.
+/// Builds the debug kernel below the target folder, unless an earlier call has done that.
 ///
 /// # Errors
-/// When the packages cannot be had, an option is not in the configuration afterwards, or the kernel
-/// does not build.
+/// If the packages cannot be downloaded, if the configuration lacks a wanted option, or if the
+/// build fails.
 pub fn build(context: &Context, log: &mut Log) -> Result<DebugKernel> {
     let dir = context.target.join("kernel/debug");
     std::fs::create_dir_all(&dir)?;
@@ -58,11 +58,11 @@ pub fn build(context: &Context, log: &mut Log) -> Result<DebugKernel> {
     build.result()
 }
 
-/// The newest version that apt knows.
+/// Returns the newest version of the source that apt offers.
 fn source_version(log: &mut Log) -> Result<String> {
     let shown = show(SOURCE, log)?;
     let version = fields(&shown, "Version").next().map(str::to_owned);
-    version.with_context(|| format!("apt knows no {SOURCE}"))
+    version.with_context(|| format!("apt offers no package {SOURCE}"))
 }
 
 /// The kernel while it is being built.
@@ -80,7 +80,7 @@ impl Build {
         self.dir.join("installed")
     }
 
-    /// Fetches source and tools, and unpacks the source if it is another than before.
+    /// Downloads source and tools, and unpacks the source if its version has changed.
     fn unpack(&self, version: &str, log: &mut Log) -> Result<()> {
         log.say("fetching Debian's source of the kernel");
         let mut packages = vec![format!("{SOURCE}={version}")];
@@ -105,7 +105,7 @@ impl Build {
         Ok(())
     }
 
-    /// The kernel's `make`, with the tools of the unpacked packages.
+    /// Returns the command `make` in the source, with the tools of the unpacked packages.
     fn command(&self) -> Command {
         let below = |path: &str| self.dir.join(path);
         let mut path = below("usr/bin").into_os_string();
@@ -132,10 +132,13 @@ impl Build {
                 .env("KCONFIG_ALLCONFIG", file)
                 .arg("allnoconfig"),
         )?;
-        let made = std::fs::read_to_string(self.source().join(".config"))?;
-        let lost: Vec<&str> = lost(&self.wanted, &made).collect();
-        if !lost.is_empty() {
-            bail!("{CONFIG} has options that need others: {}", lost.join(", "));
+        let config = std::fs::read_to_string(self.source().join(".config"))?;
+        let missing: Vec<&str> = missing_options(&self.wanted, &config).collect();
+        if !missing.is_empty() {
+            bail!(
+                "options of {CONFIG} that have unmet dependencies: {}",
+                missing.join(", ")
+            );
         }
         Ok(())
     }
@@ -170,13 +173,13 @@ impl Build {
     }
 }
 
-/// The wanted options that the configuration does not have.
-fn lost<'a>(wanted: &'a str, made: &str) -> impl Iterator<Item = &'a str> {
-    let made: std::collections::BTreeSet<String> = made.lines().map(str::to_owned).collect();
+/// Returns the wanted options that are not in the configuration.
+fn missing_options<'a>(wanted: &'a str, config: &str) -> impl Iterator<Item = &'a str> {
+    let config: std::collections::BTreeSet<String> = config.lines().map(str::to_owned).collect();
     wanted
         .lines()
         .filter(|line| line.starts_with("CONFIG_") || line.starts_with("# CONFIG_"))
-        .filter(move |line| !made.contains(*line))
+        .filter(move |line| !config.contains(*line))
 }
 
 #[cfg(test)]
@@ -184,10 +187,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disabled_option_is_named() {
+    fn missing_options_are_named() {
         let wanted = "# Text.\nCONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=m\n";
-        let made = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=y\n";
-        let lost: Vec<_> = lost(wanted, made).collect();
-        assert_eq!(lost, ["# CONFIG_B is not set", "CONFIG_C=m"]);
+        let config = "CONFIG_A=y\nCONFIG_B=y\nCONFIG_C=y\n";
+        let missing: Vec<_> = missing_options(wanted, config).collect();
+        assert_eq!(missing, ["# CONFIG_B is not set", "CONFIG_C=m"]);
     }
 }

@@ -1,26 +1,26 @@
-//! Where a gate does not hold yet, and why that is known.
+//! Known findings: functions for which a gate does not hold yet, with the reasons.
 //!
-//! The list shrinks: a row that is not needed any more fails the step, and so does a finding that
-//! has no row.
+//! The step fails if a finding has no row here, and also if a row has no finding any more, so the
+//! list can only shrink.
 
 use std::collections::BTreeSet;
 
 use super::gates::{Finding, Gate};
 
-/// Findings that are known: each gate with each function.
+/// Known findings: each of these gates does not hold for each of these functions.
 struct Exception {
     gates: &'static [Gate],
-    /// The functions, in short.
+    /// The short names of the functions.
     functions: &'static [&'static str],
-    /// What they call or have. Empty for a frame.
+    /// As in [`Finding::what`].
     what: &'static str,
     why: &'static str,
 }
 
-/// All of them.
 const EXCEPTIONS: &[Exception] = &[];
 
-/// The findings that have no exception, and the exceptions that have no finding, in words.
+/// Returns a message for each finding without an exception, and for each exception without a
+/// finding.
 pub(crate) fn compare(findings: &BTreeSet<Finding>) -> Vec<String> {
     compare_with(findings, EXCEPTIONS)
 }
@@ -41,18 +41,18 @@ fn compare_with(findings: &BTreeSet<Finding>, exceptions: &[Exception]) -> Vec<S
         .iter()
         .filter(|one| !known.contains(&(one.gate, one.function.as_str(), one.what.as_str())))
         .map(describe);
-    let gone = known.difference(&found).map(|(gate, function, what)| {
+    let stale = known.difference(&found).map(|(gate, function, what)| {
         format!("{gate:?}: {function}: {what}: remove this row of xtask/src/kernel/exceptions.rs")
     });
-    new.chain(gone).collect()
+    new.chain(stale).collect()
 }
 
-/// Why there are exceptions.
+/// Returns the reasons of all exceptions.
 pub(crate) fn reasons() -> impl Iterator<Item = &'static str> {
     EXCEPTIONS.iter().map(|exception| exception.why)
 }
 
-/// A finding in words.
+/// Returns a description of a finding.
 pub(crate) fn describe(finding: &Finding) -> String {
     let Finding {
         gate,
@@ -88,10 +88,10 @@ mod tests {
         }];
         let known = BTreeSet::from([finding("a::b", "600 octets")]);
         assert_eq!(compare_with(&known, &exceptions), Vec::<String>::new());
-        let both = BTreeSet::from([finding("c::d", "600 octets")]);
-        let said = compare_with(&both, &exceptions);
-        assert_eq!(said.len(), 2);
-        assert_eq!(said[0], "Frames: c::d: 600 octets");
-        assert!(said[1].contains("a::b") && said[1].contains("remove this row"));
+        let new = BTreeSet::from([finding("c::d", "600 octets")]);
+        let messages = compare_with(&new, &exceptions);
+        assert_eq!(messages.len(), 2);
+        assert_eq!(messages[0], "Frames: c::d: 600 octets");
+        assert!(messages[1].contains("a::b") && messages[1].contains("remove this row"));
     }
 }

@@ -1,37 +1,38 @@
-//! How much stack a function takes, from its instructions.
+//! Computes the size of a function's stack frame from its instructions.
 
 use std::collections::BTreeMap;
 
 use super::listing::Instruction;
 
-/// A frame whose size is only known when the function runs.
+/// The size of a frame that is known only at run time.
 pub(crate) const UNBOUNDED: u64 = u64::MAX;
 
-/// The octets of stack that a function takes at most for itself, without the return address.
+/// Returns the largest size of a function's frame, in octets, without the return address.
 pub(crate) fn size(code: &[Instruction]) -> u64 {
     let mut depth: i64 = 0;
-    let mut most = 0;
-    // What is known of places that are jumped to.
-    let mut known: BTreeMap<u64, i64> = BTreeMap::new();
+    let mut deepest = 0;
+    // The depth at jump targets.
+    let mut depth_at: BTreeMap<u64, i64> = BTreeMap::new();
     for (index, instruction) in code.iter().enumerate() {
         if index > 0 && code[index - 1].ends() {
-            // Code that nothing above jumps to is jumped to from below: the whole frame is assumed.
-            depth = known.get(&instruction.at).copied().unwrap_or(most);
+            // If no earlier instruction jumps to this one, a later one does. Assume the whole
+            // frame.
+            depth = depth_at.get(&instruction.at).copied().unwrap_or(deepest);
         }
-        match step(instruction) {
+        match depth_change(instruction) {
             Some(change) => depth += change,
             None => return UNBOUNDED,
         }
-        most = most.max(depth);
+        deepest = deepest.max(depth);
         if let Some(target) = instruction.jump() {
-            known.entry(target).or_insert(depth);
+            depth_at.entry(target).or_insert(depth);
         }
     }
-    u64::try_from(most).unwrap_or(0)
+    u64::try_from(deepest).unwrap_or(0)
 }
 
-/// The change of depth by an instruction. Returns `None` if it depends on a register.
-fn step(instruction: &Instruction) -> Option<i64> {
+/// Returns by how much an instruction changes the depth, or `None` if that depends on a register.
+fn depth_change(instruction: &Instruction) -> Option<i64> {
     let operands = instruction.operands.as_str();
     let to_stack = operands.ends_with(",%rsp");
     match instruction.mnemonic.trim_end_matches('q') {
@@ -39,14 +40,14 @@ fn step(instruction: &Instruction) -> Option<i64> {
         "pop" | "popf" => Some(-8),
         "sub" if to_stack => immediate(operands),
         "add" if to_stack => Some(-immediate(operands)?),
-        // Aligning takes less than the alignment.
+        // Aligning the stack pointer changes it by less than the alignment.
         "and" if to_stack => Some(-immediate(operands)? - 1),
         "lea" if to_stack => {
             let (offset, base) = operands.split_once('(')?;
             (base == "%rsp),%rsp").then_some(-number(offset)?)
         }
         "enter" => None,
-        // From the frame pointer, in an epilogue.
+        // An epilogue that restores the stack pointer from the frame pointer.
         "mov" if to_stack => operands.starts_with("%rbp").then_some(0),
         "xchg" if to_stack => None,
         _ => Some(0),
@@ -57,7 +58,8 @@ fn immediate(operands: &str) -> Option<i64> {
     number(operands.strip_prefix('$')?.split(',').next()?)
 }
 
-/// A number as `objdump` writes it: `0x10`, `-0x10`, or `0xffffffffffffff80` for a negative one.
+/// Parses a number as `objdump` writes it: `0x10`, `-0x10`, or, for a negative number,
+/// `0xffffffffffffff80`.
 fn number(text: &str) -> Option<i64> {
     match text.strip_prefix("-0x") {
         Some(digits) => Some(-i64::from_str_radix(digits, 16).ok()?),
@@ -72,7 +74,7 @@ fn number(text: &str) -> Option<i64> {
 mod tests {
     use super::*;
 
-    fn of(code: &[(u64, &str, &str)]) -> u64 {
+    fn size_of(code: &[(u64, &str, &str)]) -> u64 {
         let code: Vec<_> = code
             .iter()
             .map(|&(at, mnemonic, operands)| Instruction {
@@ -97,11 +99,11 @@ mod tests {
             (12, "add", "$0x1d8,%rsp"),
             (19, "pop", "%rbx"),
         ];
-        assert_eq!(of(&code), 8 + 0x1d8 + 8);
-        assert_eq!(of(&[(0, "sub", "$0xffffffffffffff80,%rsp")]), 0);
-        assert_eq!(of(&[(0, "add", "$0xffffffffffffff80,%rsp")]), 128);
-        assert_eq!(of(&[(0, "lea", "-0x100(%rsp),%rsp")]), 256);
-        assert_eq!(of(&[(0, "and", "$0xffffffffffffffc0,%rsp")]), 63);
+        assert_eq!(size_of(&code), 8 + 0x1d8 + 8);
+        assert_eq!(size_of(&[(0, "sub", "$0xffffffffffffff80,%rsp")]), 0);
+        assert_eq!(size_of(&[(0, "add", "$0xffffffffffffff80,%rsp")]), 128);
+        assert_eq!(size_of(&[(0, "lea", "-0x100(%rsp),%rsp")]), 256);
+        assert_eq!(size_of(&[(0, "and", "$0xffffffffffffffc0,%rsp")]), 63);
     }
 
     #[test]
@@ -113,13 +115,13 @@ mod tests {
             (3, "jmp", "8 <f+0x8>"),
             (32, "sub", "$0x40,%rsp"),
         ];
-        assert_eq!(of(&code), 8 + 64);
+        assert_eq!(size_of(&code), 8 + 64);
     }
 
     #[test]
     fn variable_frame_is_unbounded() {
-        assert_eq!(of(&[(0, "sub", "%rax,%rsp")]), UNBOUNDED);
-        assert_eq!(of(&[(0, "mov", "%rcx,%rsp")]), UNBOUNDED);
-        assert_eq!(of(&[(0, "mov", "%rbp,%rsp")]), 0);
+        assert_eq!(size_of(&[(0, "sub", "%rax,%rsp")]), UNBOUNDED);
+        assert_eq!(size_of(&[(0, "mov", "%rcx,%rsp")]), UNBOUNDED);
+        assert_eq!(size_of(&[(0, "mov", "%rbp,%rsp")]), 0);
     }
 }

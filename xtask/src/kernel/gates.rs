@@ -1,9 +1,9 @@
-//! What has to hold of the engine's object before a kernel may load it.
+//! The gates: properties that the engine's object must have before a kernel may load it.
 //!
-//! *Set-up* is what runs in process context, where code may sleep: objects are made, started and
-//! freed there, and it may allocate. All other entry points are the *data path*. A work request or
-//! the peer drives it, mostly in softirq, so it never allocates or panics, its frames are small,
-//! and it does not call itself.
+//! *Set-up* functions run in process context, where code may sleep. They create, start and free
+//! objects, and may allocate. All other entry points are the *data path*, which work requests and
+//! the peer drive, mostly in softirq. The data path must not allocate, panic or call itself
+//! recursively, and its frames must be small.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,9 +42,9 @@ pub(crate) const SET_UP: &[&str] = &[
     "rk_mpa_accept",
     "rk_mpa_reject",
 ];
-/// Entry points begin like this.
+/// Prefix of the names of entry points.
 const ENTRY: &str = "rk_";
-/// The functions of the runtime, which the C code of a module brings along.
+/// The functions of the runtime, which the C code of a module defines.
 const RUNTIME: &[&str] = &[
     ALLOC,
     FREE,
@@ -56,61 +56,61 @@ const RUNTIME: &[&str] = &[
 const ALLOC: &str = "iwarp_alloc";
 const FREE: &str = "iwarp_free";
 const PANIC: &str = "iwarp_panic";
-/// What the kernel has for code that a compiler has generated.
+/// Functions of the kernel that compilers generate calls to.
 const COMPILER: &[&str] = &["memcpy", "memmove", "memset", "memcmp", "bcmp"];
 const THUNKS: &[&str] = &["__x86_return_thunk", "__x86_indirect_thunk_"];
-/// The most octets of stack that a function of the data path takes. A kernel's stack has 16 KiB,
-/// which TCP and interrupts share.
+/// Largest frame of a function of the data path, in octets. A kernel's stack has 16 KiB, which TCP
+/// and interrupts share.
 pub(crate) const FRAME_MAX: u64 = 512;
 
-/// What is checked.
+/// A property that is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Gate {
-    /// No SSE, AVX or x87: the kernel does not save these registers when it is entered.
+    /// No instruction uses SSE, AVX or x87, because the kernel does not save these registers when
+    /// it is entered.
     VectorRegisters,
-    /// Nothing below the stack pointer: an interrupt writes there.
+    /// No instruction accesses memory below the stack pointer, because interrupts write there.
     RedZone,
-    /// Returns and indirect branches go through the kernel's thunks, which stop speculation.
+    /// Returns and indirect branches use the kernel's thunks, which stop speculation.
     Thunks,
-    /// Undefined symbols are those of the runtime and of compilers.
+    /// All undefined symbols belong to the runtime or are known to compilers.
     Symbols,
     /// No function of the data path can panic.
     Panics,
     /// No function of the data path allocates or frees.
     Allocations,
-    /// Frames of the data path are at most [`FRAME_MAX`].
+    /// Frames of the data path have at most [`FRAME_MAX`] octets.
     Frames,
-    /// No function of the data path calls itself, also by way of others.
+    /// No function of the data path calls itself, directly or indirectly.
     Recursion,
 }
 
-/// A gate that does not hold somewhere.
+/// A violation of a gate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     pub(crate) gate: Gate,
-    /// The function, in short.
+    /// The short name of the function.
     pub(crate) function: String,
-    /// The function that is called, the symbol, or the instruction. Empty if the function says it
-    /// all.
+    /// The called function, the symbol, or the instruction. Empty if the gate concerns the function
+    /// as a whole.
     pub(crate) what: String,
-    /// How much, for people.
+    /// Details for the message.
     pub(crate) note: String,
 }
 
-/// What was found in an object, and figures for people.
+/// The findings in an object, and figures for the log.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) findings: BTreeSet<Finding>,
     pub(crate) functions: usize,
     pub(crate) data_path: usize,
-    /// The largest frame of the data path, and the function that has it.
+    /// The largest frame of the data path, and its function.
     pub(crate) frame: (u64, String),
-    /// The most stack that calls from an entry point of the data path add up to, and the entry
-    /// point.
+    /// The largest stack of a call of the data path, and its entry point.
     pub(crate) stack: (u64, String),
 }
 
-/// Checks everything.
+/// Checks all gates.
 pub(crate) fn check(listing: &Listing) -> Report {
     let mut findings = BTreeSet::new();
     for (name, code) in &listing.functions {
@@ -155,7 +155,7 @@ fn octets(size: u64) -> String {
     }
 }
 
-/// The gates that hold for each instruction.
+/// Returns the violations of the gates for single instructions.
 fn instructions(name: &str, code: &[Instruction]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for instruction in code {
@@ -163,7 +163,7 @@ fn instructions(name: &str, code: &[Instruction]) -> Vec<Finding> {
             Gate::VectorRegisters
         } else if is_below_stack(instruction) {
             Gate::RedZone
-        } else if is_naked(instruction) {
+        } else if bypasses_thunk(instruction) {
             Gate::Thunks
         } else {
             continue;
@@ -178,10 +178,10 @@ fn instructions(name: &str, code: &[Instruction]) -> Vec<Finding> {
     findings
 }
 
-/// Registers and instructions of SSE, AVX, MMX, AVX-512 masks and the x87.
+/// Returns `true` for registers and instructions of SSE, AVX, MMX, AVX-512 masks and the x87.
 fn uses_vectors(instruction: &Instruction) -> bool {
     let mnemonic = instruction.mnemonic.as_str();
-    // Every instruction of the x87 begins with an f, and none else does.
+    // The instructions of the x87, and no others, begin with an f.
     mnemonic.starts_with('f')
         || matches!(mnemonic, "emms" | "ldmxcsr" | "stmxcsr")
         || mnemonic.starts_with("vzero")
@@ -192,8 +192,8 @@ fn uses_vectors(instruction: &Instruction) -> bool {
         })
 }
 
-/// Returns `true` for the kind followed by a number, and for the top of the x87's stack, which has
-/// none.
+/// Returns `true` for a register of this kind: the kind followed by a number, or `st`, the top of
+/// the x87's stack.
 fn is_numbered(register: &str, kind: &str) -> bool {
     register.strip_prefix(kind).is_some_and(|rest| {
         rest.starts_with(|c: char| c.is_ascii_digit())
@@ -201,8 +201,8 @@ fn is_numbered(register: &str, kind: &str) -> bool {
     })
 }
 
-/// An access at a negative offset from the stack pointer. Moving the stack pointer by `lea` is
-/// none.
+/// Returns `true` for an access at a negative offset from the stack pointer. `lea` that changes the
+/// stack pointer is not an access.
 fn is_below_stack(instruction: &Instruction) -> bool {
     let moves = instruction.mnemonic.starts_with("lea") && instruction.operands.ends_with(",%rsp");
     let below = instruction.operands.match_indices("(%rsp").any(|(at, _)| {
@@ -213,7 +213,8 @@ fn is_below_stack(instruction: &Instruction) -> bool {
     below && !moves
 }
 
-fn is_naked(instruction: &Instruction) -> bool {
+/// Returns `true` for a return or an indirect branch without a thunk.
+fn bypasses_thunk(instruction: &Instruction) -> bool {
     let mnemonic = instruction.mnemonic.as_str();
     let branch = mnemonic.starts_with("call") || mnemonic.starts_with("jmp");
     matches!(
@@ -223,7 +224,7 @@ fn is_naked(instruction: &Instruction) -> bool {
         || matches!(mnemonic, "lcall" | "ljmp")
 }
 
-/// The symbols of the object against those that a module has.
+/// Compares the symbols of the object with those of a module.
 fn symbols(listing: &Listing) -> Vec<Finding> {
     let known = |name: &str| {
         RUNTIME.contains(&name)
@@ -239,7 +240,7 @@ fn symbols(listing: &Listing) -> Vec<Finding> {
     let undefined = listing.undefined.iter().filter(|name| !known(name));
     let unused = RUNTIME
         .iter()
-        // Once nothing can panic any more, nobody refers to it.
+        // If nothing can panic, nothing refers to it.
         .filter(|&&name| name != PANIC && !listing.undefined.contains(name));
     let foreign = listing
         .exported
@@ -249,46 +250,48 @@ fn symbols(listing: &Listing) -> Vec<Finding> {
         .iter()
         .filter(|&&name| !listing.exported.contains(name));
     undefined
-        .map(|name| finding("", &short(name), "undefined, and not of the runtime"))
-        .chain(unused.map(|name| finding("", name, "of the runtime, but not used")))
+        .map(|name| finding("", &short(name), "undefined, and not part of the runtime"))
+        .chain(unused.map(|name| finding("", name, "part of the runtime, but not used")))
         .chain(foreign.map(|name| finding("", &short(name), "visible to other modules")))
-        .chain(missing.map(|name| finding("", name, "a set-up function that is not there")))
+        .chain(missing.map(|name| finding("", name, "set-up function is missing")))
         .collect()
 }
 
-/// Which function refers to which: calls, jumps, and addresses that are taken.
+/// The references between functions: calls, jumps, and addresses that are taken.
 struct Calls<'a> {
-    of: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    /// By function.
+    targets: BTreeMap<&'a str, BTreeSet<&'a str>>,
 }
 
 impl<'a> Calls<'a> {
     fn new(listing: &'a Listing) -> Self {
-        let mut of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        let mut all: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (name, code) in &listing.functions {
             let symbols = code.iter().filter_map(|one| one.symbol.as_deref());
-            // A jump within a function may be named by the function itself; only a call is a call.
-            let own = |one: &Instruction| {
+            // A jump within the function may refer to the function's own symbol. Only a call of it
+            // is recursion.
+            let calls_itself = |one: &Instruction| {
                 one.symbol.as_deref() == Some(name) && one.mnemonic.starts_with("call")
             };
             let mut targets: BTreeSet<&str> = symbols.filter(|symbol| symbol != name).collect();
-            if code.iter().any(own) {
+            if code.iter().any(calls_itself) {
                 targets.insert(name);
             }
-            of.insert(name, targets);
+            all.insert(name, targets);
         }
-        Self { of }
+        Self { targets: all }
     }
 
     fn targets(&self, name: &str) -> impl Iterator<Item = &'a str> {
-        self.of.get(name).into_iter().flatten().copied()
+        self.targets.get(name).into_iter().flatten().copied()
     }
 
-    /// The functions from which one of these can be reached, themselves included.
+    /// Returns the functions from which one of `ends` can be reached, including `ends`.
     fn reaching(&self, ends: &[&'a str]) -> BTreeSet<&'a str> {
         let mut found: BTreeSet<&str> = ends.iter().copied().collect();
         loop {
             let more: Vec<&str> = self
-                .of
+                .targets
                 .iter()
                 .filter(|(name, targets)| {
                     !found.contains(*name) && targets.iter().any(|one| found.contains(one))
@@ -302,11 +305,11 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// The functions of the data path, and the calls in it that lead to a panic or to the
-    /// allocator.
+    /// Returns the functions of the data path, and findings for its calls that lead to a panic or
+    /// to the allocator.
     ///
-    /// Such a call is one from a function of ours to the language's library. What is behind it is
-    /// not looked at further: it is judged by the call.
+    /// A finding is a call from one of our functions to Rust's library. The called function does
+    /// not become part of the data path, so that the call has only one finding.
     fn data_path(&self, listing: &'a Listing) -> (BTreeSet<&'a str>, Vec<Finding>) {
         let panics = self.reaching(&[PANIC]);
         let allocates = self.reaching(&[ALLOC, FREE]);
@@ -315,7 +318,7 @@ impl<'a> Calls<'a> {
         let entries = listing.exported.iter().map(String::as_str);
         let mut queue: Vec<&str> = entries
             .filter(|name| name.starts_with(ENTRY) && !SET_UP.contains(name))
-            // Nobody sees where a function is called whose address is in data.
+            // A function whose address is in data may be called from anywhere.
             .chain(
                 listing
                     .in_data
@@ -325,7 +328,7 @@ impl<'a> Calls<'a> {
             )
             .collect();
         while let Some(name) = queue.pop() {
-            if !self.of.contains_key(name) || !path.insert(name) {
+            if !self.targets.contains_key(name) || !path.insert(name) {
                 continue;
             }
             for target in self.targets(name) {
@@ -348,7 +351,8 @@ impl<'a> Calls<'a> {
         (path, findings)
     }
 
-    /// The deepest stack of an entry point, and the functions that call themselves.
+    /// Returns the deepest stack and its entry point, and findings for functions that call
+    /// themselves.
     fn stack(
         &self,
         path: &BTreeSet<&'a str>,
@@ -378,41 +382,42 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// Goes through calls to their ends.
+/// A depth-first walk through the calls.
 struct Walk<'a, 'b> {
     calls: &'b Calls<'a>,
     path: &'b BTreeSet<&'a str>,
     frames: &'b BTreeMap<&'b str, u64>,
+    /// The stack of each function that was visited, including the functions that it calls.
     depths: BTreeMap<&'a str, u64>,
     recursion: BTreeSet<&'a str>,
 }
 
 impl<'a> Walk<'a, '_> {
-    fn depth(&mut self, name: &'a str, above: &mut Vec<&'a str>) -> u64 {
+    fn depth(&mut self, name: &'a str, callers: &mut Vec<&'a str>) -> u64 {
         if let Some(&depth) = self.depths.get(name) {
             return depth;
         }
-        if above.contains(&name) {
+        if callers.contains(&name) {
             self.recursion.insert(name);
             return 0;
         }
-        above.push(name);
-        let mut most = 0;
+        callers.push(name);
+        let mut deepest = 0;
         for target in self.calls.targets(name) {
             if self.path.contains(target) {
-                most = self.depth(target, above).max(most);
+                deepest = self.depth(target, callers).max(deepest);
             }
         }
-        above.pop();
-        // The return address is part of it.
-        let depth = most.saturating_add(self.frames[name]).saturating_add(8);
+        callers.pop();
+        // 8 octets are the return address.
+        let depth = deepest.saturating_add(self.frames[name]).saturating_add(8);
         self.depths.insert(name, depth);
         depth
     }
 }
 
-/// Returns `true` for functions of the engine and of its border. Others are the language's library
-/// or the runtime.
+/// Returns `true` for functions of the engine and its entry points, and `false` for those of Rust's
+/// library or of the runtime.
 fn is_ours(name: &str) -> bool {
     let plain = format!("{:#}", rustc_demangle::demangle(name));
     let start = plain.trim_start_matches(['<', '&']);

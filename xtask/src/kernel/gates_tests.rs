@@ -1,5 +1,5 @@
-//! Each gate fails for code that breaks its rule: small functions go through the assembler and
-//! `objdump`, as the engine does.
+//! Each gate fails for code that violates it. The tests assemble small functions and read them with
+//! `objdump`, as for the engine.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,8 +10,8 @@ use super::*;
 use crate::context::find_program;
 use crate::process::Log;
 
-/// What is before the planted code. All set-up functions but this one are labels of the same place:
-/// see [`base`].
+/// The code before the body of the test. The set-up function `rk_qp_start` shows that set-up may
+/// panic and may have a large frame; [`base`] defines the other set-up functions.
 const BASE: &str = "
 .type rk_qp_start, @function
 rk_qp_start:
@@ -32,7 +32,8 @@ _ZN5alloc7raw_vec8grow_one17h0123456789abcdefE:
 rk_post_send:
 ";
 
-/// Set-up functions and calls of the runtime, so that nothing but the planted code is found.
+/// Returns an object without findings, to which the body of the test is appended: all set-up
+/// functions, and calls of all functions of the runtime.
 fn base() -> String {
     let mut text =
         String::from(".text\nset_up: jmp __x86_return_thunk\n.type rk_device_new, @function\n");
@@ -49,8 +50,8 @@ fn base() -> String {
     text + BASE
 }
 
-/// Assembles the body of `rk_post_send`, and what follows it, and checks the object. `None` where
-/// there is no assembler.
+/// Assembles `body`, which starts with the body of `rk_post_send`, and checks the object. Returns
+/// `None` if there is no assembler.
 fn found(body: &str) -> Option<BTreeSet<Finding>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) || find_program("as").is_none() {
@@ -71,8 +72,8 @@ fn found(body: &str) -> Option<BTreeSet<Finding>> {
     Some(check(&listing).findings)
 }
 
-/// The body must break this gate, once and in this function, and no other.
-fn breaks(gate: Gate, function: &str, what: &str, body: &str) {
+/// Asserts that the body has exactly one finding: for this gate and this function.
+fn assert_finding(gate: Gate, function: &str, what: &str, body: &str) {
     let Some(findings) = found(body) else { return };
     let seen: Vec<_> = findings
         .iter()
@@ -87,8 +88,8 @@ const RETURN: &str = "jmp __x86_return_thunk";
 fn code_for_a_kernel_passes() {
     let body = "push %rbx; sub $0x1f0,%rsp; mov 0x8(%rsp),%rax; lea -0x8(%rsp),%rsp; call memcpy
         call *%rax; jmp __x86_return_thunk";
-    // The indirect call is the only thing wrong with it.
-    breaks(Gate::Thunks, "rk_post_send", "call", body);
+    // Only the indirect call is a finding.
+    assert_finding(Gate::Thunks, "rk_post_send", "call", body);
     let body = "push %rbx; sub $0x1f8,%rsp; mov 0x8(%rsp),%rax; call __x86_indirect_thunk_r11
         lock xadd %rax,(%rdi); crc32q (%rsi),%rax; add $0x1f8,%rsp; pop %rbx
         jmp __x86_return_thunk";
@@ -111,7 +112,7 @@ fn vector_registers_are_found() {
         "vzeroupper",
     ] {
         let what = instruction.split(' ').next().unwrap_or_default();
-        // The assembler writes some of them in another way.
+        // Compare only the gates, because the assembler changes some mnemonics.
         let Some(findings) = found(&format!("{instruction}; {RETURN}")) else {
             return;
         };
@@ -121,10 +122,10 @@ fn vector_registers_are_found() {
 }
 
 #[test]
-fn the_red_zone_is_found() {
+fn red_zone_accesses_are_found() {
     for access in ["mov %rax,-0x8(%rsp)", "lea -0x80(%rsp,%rcx,8),%rax"] {
         let what = access.split(' ').next().unwrap_or_default();
-        breaks(
+        assert_finding(
             Gate::RedZone,
             "rk_post_send",
             what,
@@ -141,65 +142,65 @@ fn missing_thunks_are_found() {
         ("jmp", "jmp *0x8(%rdi)"),
         ("jmp", "notrack jmp *%rax"),
     ] {
-        breaks(Gate::Thunks, "rk_post_send", what, body);
+        assert_finding(Gate::Thunks, "rk_post_send", what, body);
     }
 }
 
 #[test]
 fn foreign_symbols_are_found() {
-    breaks(
+    assert_finding(
         Gate::Symbols,
         "",
         "printk",
         &format!("call printk; {RETURN}"),
     );
-    breaks(
+    assert_finding(
         Gate::Symbols,
         "",
         "__udivti3",
         &format!("call __udivti3; {RETURN}"),
     );
     let visible = format!("{RETURN}; .globl other; .type other, @function; other: {RETURN}");
-    breaks(Gate::Symbols, "", "other", &visible);
+    assert_finding(Gate::Symbols, "", "other", &visible);
 }
 
 #[test]
-fn panics_are_found_behind_other_functions() {
+fn indirect_panics_are_found() {
     let panic = "_ZN4core9panicking5panic17h0123456789abcdefE";
     let direct = format!("jc {panic}; {RETURN}");
-    breaks(Gate::Panics, "rk_post_send", "panicking::panic", &direct);
+    assert_finding(Gate::Panics, "rk_post_send", "panicking::panic", &direct);
     let inner = "_ZN10iwarp_rnic2qp4step17h0123456789abcdefE";
     let behind = format!("call {inner}; {RETURN}; .type {inner}, @function; {inner}: call {panic}");
-    breaks(Gate::Panics, "qp::step", "panicking::panic", &behind);
+    assert_finding(Gate::Panics, "qp::step", "panicking::panic", &behind);
     let pointed =
         format!("mov ${inner},%rdi; {RETURN}; .type {inner}, @function; {inner}: call {panic}");
-    breaks(Gate::Panics, "qp::step", "panicking::panic", &pointed);
+    assert_finding(Gate::Panics, "qp::step", "panicking::panic", &pointed);
     let in_data = format!(
         "{RETURN}; .type {inner}, @function; {inner}: call {panic}; .section .rodata; .quad {inner}"
     );
-    breaks(Gate::Panics, "qp::step", "panicking::panic", &in_data);
+    assert_finding(Gate::Panics, "qp::step", "panicking::panic", &in_data);
 }
 
 #[test]
 fn allocations_are_found() {
     let grow = "call _ZN5alloc7raw_vec8grow_one17h0123456789abcdefE; jmp __x86_return_thunk";
-    breaks(Gate::Allocations, "rk_post_send", "raw_vec::grow_one", grow);
+    assert_finding(Gate::Allocations, "rk_post_send", "raw_vec::grow_one", grow);
     let free = format!("call iwarp_free; {RETURN}");
-    breaks(Gate::Allocations, "rk_post_send", "iwarp_free", &free);
+    assert_finding(Gate::Allocations, "rk_post_send", "iwarp_free", &free);
 }
 
 #[test]
 fn large_frames_are_found() {
     let large = format!("push %rbx; sub $0x200,%rsp; add $0x200,%rsp; pop %rbx; {RETURN}");
-    breaks(Gate::Frames, "rk_post_send", "", &large);
+    assert_finding(Gate::Frames, "rk_post_send", "", &large);
     let variable = format!("sub %rax,%rsp; {RETURN}");
-    breaks(Gate::Frames, "rk_post_send", "", &variable);
+    assert_finding(Gate::Frames, "rk_post_send", "", &variable);
 }
 
 #[test]
 fn recursion_is_found() {
     let own = format!("call rk_post_send; {RETURN}");
-    breaks(Gate::Recursion, "rk_post_send", "", &own);
+    assert_finding(Gate::Recursion, "rk_post_send", "", &own);
     let inner = "_ZN10iwarp_rnic2qp4step17h0123456789abcdefE";
     let mutual =
         format!("call {inner}; {RETURN}; .type {inner}, @function; {inner}: jmp rk_post_send");

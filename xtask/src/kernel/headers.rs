@@ -1,5 +1,5 @@
-//! Debian's kernels: what a module is built against, from packages that are unpacked and not
-//! installed.
+//! The headers of Debian's kernels, against which modules are built. The packages are unpacked and
+//! not installed.
 
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -11,35 +11,35 @@ use super::toolchain::{dependency, show};
 use crate::debian::{fetch, fields};
 use crate::process::Log;
 
-/// The kernels that modules are built for: that of Debian 12, and the newer one that it offers and
-/// that Debian 13 has.
+/// The kernels for which modules are built: 6.1 of Debian 12, and 6.12 of Debian 13, which Debian
+/// 12 offers as well.
 pub const SERIES: &[&str] = &["6.12", "6.1"];
 
 /// One kernel of Debian.
 #[derive(Debug)]
 pub struct Release {
-    /// What `uname -r` says.
+    /// The output of `uname -r`.
     pub name: String,
-    /// The version that its packages share.
+    /// The version of all its packages.
     pub version: String,
     /// The package with the tools of the kernel's build.
     kbuild: String,
 }
 
 impl Release {
-    /// The newest kernel of a series such as 6.12. `None` if apt knows none.
+    /// Returns the newest kernel of a series such as 6.12, or `None` if apt offers none.
     ///
     /// # Errors
-    /// When apt does not answer.
+    /// If apt fails.
     pub fn newest(series: &str, log: &mut Log) -> Result<Option<Self>> {
         let names = Self::names(series, log)?;
         names.first().map(|name| Self::named(name, log)).transpose()
     }
 
-    /// What `uname -r` says of the kernels of a series, the newest first.
+    /// Returns the names (`uname -r`) of the kernels of a series, the newest first.
     ///
     /// # Errors
-    /// When apt does not answer.
+    /// If apt fails.
     pub fn names(series: &str, log: &mut Log) -> Result<Vec<String>> {
         let names = log.run_and_read(
             Command::new("apt-cache").args(["pkgnames", &format!("linux-headers-{series}.")]),
@@ -47,21 +47,24 @@ impl Release {
         Ok(newest_first(&names))
     }
 
-    /// The kernel of which `uname -r` says `name`.
+    /// Returns the kernel with this name (`uname -r`).
     ///
     /// # Errors
-    /// When apt does not know it.
+    /// If apt offers no such kernel.
     pub fn named(name: &str, log: &mut Log) -> Result<Self> {
         let shown = show(&format!("linux-headers-{name}"), log)?;
         let version = fields(&shown, "Version").next();
         Ok(Self {
             name: name.to_owned(),
-            version: version.context("headers without a version")?.to_owned(),
-            kbuild: dependency(&shown, "linux-kbuild-").context("headers without kbuild")?,
+            version: version
+                .context("the package of headers has no version")?
+                .to_owned(),
+            kbuild: dependency(&shown, "linux-kbuild-")
+                .context("the package of headers does not depend on linux-kbuild")?,
         })
     }
 
-    /// The packages with headers and build tools.
+    /// Returns the packages with headers and build tools.
     pub fn packages(&self) -> Vec<String> {
         let common = self.name.trim_end_matches("-amd64");
         [
@@ -74,17 +77,16 @@ impl Release {
         .collect()
     }
 
-    /// Downloads and unpacks headers and build tools below `dir`, and further packages of the same
-    /// version.
+    /// Downloads and unpacks headers, build tools and the packages in `further` below `dir`.
     ///
     /// # Errors
-    /// When apt or the unpacking fails.
+    /// If the download or the unpacking fails.
     pub fn fetch(&self, dir: &Path, further: &[String], log: &mut Log) -> Result<()> {
         let mut packages = self.packages();
         packages.extend_from_slice(further);
         std::fs::create_dir_all(dir)?;
         fetch(dir, &packages, log)?;
-        // The packages refer to each other by their installed paths. These are changed to the paths
+        // The packages refer to each other by their installed paths. Replace them by the paths
         // below `dir`.
         let makefile = self.headers(dir).join("Makefile");
         let text = std::fs::read_to_string(&makefile)?;
@@ -98,14 +100,15 @@ impl Release {
         Ok(())
     }
 
-    /// The folder that modules are built against, if the packages are below `dir`.
+    /// Returns the folder against which modules are built, if the packages are below `dir`.
     pub fn headers(&self, dir: &Path) -> PathBuf {
         dir.join("usr/src")
             .join(format!("linux-headers-{}", self.name))
     }
 }
 
-/// The kernels of the packages that `apt-cache pkgnames` lists, without variants such as real time.
+/// Returns the kernels whose headers `apt-cache pkgnames` lists, without variants such as real
+/// time.
 fn newest_first(names: &str) -> Vec<String> {
     let mut names: Vec<String> = names
         .lines()
@@ -120,7 +123,7 @@ fn newest_first(names: &str) -> Vec<String> {
     names
 }
 
-/// The numbers of a version, because text would be ordered by its first digits.
+/// Returns the numbers of a version, for sorting: as text, 6.12.9 would come after 6.12.117.
 fn numbers(name: &str) -> Vec<u32> {
     name.split(|c: char| !c.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn all_packages_are_of_one_version() {
+    fn all_packages_have_one_version() {
         let release = Release {
             name: "6.1.0-56-amd64".into(),
             version: "6.1.192-2".into(),

@@ -1,5 +1,5 @@
-//! The machine code of an object file, as `objdump` lists it: functions, their instructions, and
-//! what they refer to.
+//! Reads the machine code of an object file from the output of `objdump`: functions, instructions,
+//! and references between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,17 +12,17 @@ use crate::process::Log;
 /// One instruction.
 #[derive(Debug)]
 pub(crate) struct Instruction {
-    /// Its address in the section.
+    /// The address in the section.
     pub(crate) at: u64,
     pub(crate) mnemonic: String,
-    /// In the AT&T order: the destination comes last.
+    /// In AT&T order: the destination comes last.
     pub(crate) operands: String,
-    /// The function or symbol that it refers to.
+    /// The function or symbol to which the instruction refers.
     pub(crate) symbol: Option<String>,
 }
 
 impl Instruction {
-    /// Where a direct jump within the function goes.
+    /// Returns the target of a direct jump within the function.
     pub(crate) fn jump(&self) -> Option<u64> {
         if self.symbol.is_some() || !self.mnemonic.starts_with('j') {
             return None;
@@ -30,7 +30,7 @@ impl Instruction {
         u64::from_str_radix(self.operands.split_whitespace().next()?, 16).ok()
     }
 
-    /// Returns `true` if execution never goes on behind it.
+    /// Returns `true` if execution never continues at the next instruction.
     pub(crate) fn ends(&self) -> bool {
         matches!(
             self.mnemonic.as_str(),
@@ -39,24 +39,24 @@ impl Instruction {
     }
 }
 
-/// What an object file has.
+/// The contents of an object file.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     /// The instructions of each function.
     pub(crate) functions: BTreeMap<String, Vec<Instruction>>,
     /// Symbols that other objects may use.
     pub(crate) exported: BTreeSet<String>,
-    /// Symbols that other objects have to bring.
+    /// Symbols that other objects must define.
     pub(crate) undefined: BTreeSet<String>,
-    /// Functions whose addresses stand in data.
+    /// Functions whose addresses are in data.
     pub(crate) in_data: BTreeSet<String>,
 }
 
 impl Listing {
-    /// Reads an object file by `objdump` and `nm`.
+    /// Reads an object file with `objdump` and `nm`.
     ///
     /// # Errors
-    /// When one of them fails or shows no function.
+    /// If one of the programs fails, or if the file contains no function.
     pub(crate) fn read(object: &Path, log: &mut Log) -> Result<Self> {
         let symbols = log.run_and_read(Command::new("nm").args(["--format=posix"]).arg(object))?;
         let code = log.run_and_read(
@@ -74,8 +74,8 @@ impl Listing {
 
     fn parse(symbols: &str, code: &str, data: &str) -> Result<Self> {
         let mut listing = Self::default();
-        // By section offset; the object has one section of code.
-        let mut places: BTreeMap<u64, String> = BTreeMap::new();
+        // Functions by their offset in the only section of code.
+        let mut functions_at: BTreeMap<u64, String> = BTreeMap::new();
         for line in symbols.lines() {
             let mut words = line.split(' ');
             let (Some(name), Some(kind)) = (words.next(), words.next()) else {
@@ -87,7 +87,7 @@ impl Listing {
                 }
                 "T" | "t" | "W" => {
                     let at = words.next().context("a symbol without a value")?;
-                    places.insert(u64::from_str_radix(at, 16)?, name.to_owned());
+                    functions_at.insert(u64::from_str_radix(at, 16)?, name.to_owned());
                 }
                 _ => {}
             }
@@ -95,12 +95,12 @@ impl Listing {
                 listing.exported.insert(name.to_owned());
             }
         }
-        listing.code(code, &places);
-        listing.data(data, &places);
+        listing.code(code, &functions_at);
+        listing.data(data, &functions_at);
         Ok(listing)
     }
 
-    fn code(&mut self, text: &str, places: &BTreeMap<u64, String>) {
+    fn code(&mut self, text: &str, functions_at: &BTreeMap<u64, String>) {
         let mut current: &mut Vec<Instruction> = &mut Vec::new();
         for line in text.lines() {
             if let Some((_, name)) = line
@@ -110,15 +110,15 @@ impl Listing {
                 current = self.functions.entry(name.to_owned()).or_default();
             } else if let Some((_, target)) = relocation(line) {
                 if let Some(last) = current.last_mut() {
-                    last.symbol = resolve(target, true, places);
+                    last.symbol = resolve(target, true, functions_at);
                 }
-            } else if let Some(instruction) = instruction(line, places) {
+            } else if let Some(instruction) = instruction(line, functions_at) {
                 current.push(instruction);
             }
         }
     }
 
-    fn data(&mut self, text: &str, places: &BTreeMap<u64, String>) {
+    fn data(&mut self, text: &str, functions_at: &BTreeMap<u64, String>) {
         let mut section = "";
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("RELOCATION RECORDS FOR [") {
@@ -128,7 +128,7 @@ impl Listing {
             if let (Some(_), Some(kind), Some(target)) = (words.next(), words.next(), words.next())
                 && kind.starts_with("R_X86_64_")
                 && !section.starts_with(".text")
-                && let Some(name) = resolve(target, false, places)
+                && let Some(name) = resolve(target, false, functions_at)
                 && self.functions.contains_key(&name)
             {
                 self.in_data.insert(name);
@@ -137,16 +137,16 @@ impl Listing {
     }
 }
 
-/// Kind and target, if the line of a disassembly is a relocation: `5a: R_X86_64_PLT32 memcpy-0x4`.
+/// Returns kind and target if the line of a disassembly is a relocation, such as
+/// `5a: R_X86_64_PLT32 memcpy-0x4`.
 fn relocation(line: &str) -> Option<(&str, &str)> {
     let (_, rest) = line.split_once(": R_X86_64_")?;
     rest.split_once('\t')
 }
 
-/// The symbol that a relocation names, by name or as an offset in the section of code. Offsets are
-/// relative to the end of the field of four octets if the relocation is that of an instruction that
-/// counts from there.
-fn resolve(target: &str, in_code: bool, places: &BTreeMap<u64, String>) -> Option<String> {
+/// Returns the symbol to which a relocation refers, by name or as an offset in the section of code.
+/// The offset in an instruction (`in_code`) is relative to the end of its field of four octets.
+fn resolve(target: &str, in_code: bool, functions_at: &BTreeMap<u64, String>) -> Option<String> {
     let (name, addend) = match target.rfind(['+', '-']) {
         Some(at) if target[at + 1..].starts_with("0x") => {
             let value = i64::from_str_radix(&target[at + 3..], 16).ok()?;
@@ -157,22 +157,22 @@ fn resolve(target: &str, in_code: bool, places: &BTreeMap<u64, String>) -> Optio
     };
     if name == ".text" {
         let at = addend + if in_code { 4 } else { 0 };
-        return inside(u64::try_from(at).ok()?, places);
+        return function_at(u64::try_from(at).ok()?, functions_at);
     }
     (!name.starts_with('.')).then(|| name.to_owned())
 }
 
-/// The function that an address is in.
-fn inside(at: u64, places: &BTreeMap<u64, String>) -> Option<String> {
-    places
+/// Returns the function that contains an address.
+fn function_at(at: u64, functions_at: &BTreeMap<u64, String>) -> Option<String> {
+    functions_at
         .range(..=at)
         .next_back()
         .map(|(_, name)| name.clone())
 }
 
-/// `4b: add    $0x38,%rsp`. A branch whose distance the assembler knew names its target only in the
-/// text.
-fn instruction(line: &str, places: &BTreeMap<u64, String>) -> Option<Instruction> {
+/// Parses a line such as `4b: add    $0x38,%rsp`. The target of a branch without a relocation is in
+/// the text.
+fn instruction(line: &str, functions_at: &BTreeMap<u64, String>) -> Option<Instruction> {
     let (at, text) = line.split_once(":\t")?;
     let at = u64::from_str_radix(at.trim(), 16).ok()?;
     let mut words = text.split_whitespace();
@@ -189,9 +189,11 @@ fn instruction(line: &str, places: &BTreeMap<u64, String>) -> Option<Instruction
         .split(' ')
         .next()
         .filter(|_| branch)
-        .and_then(|target| inside(u64::from_str_radix(target, 16).ok()?, places))
-        // A jump to the function's own code is no reference; a call is.
-        .filter(|name| mnemonic.starts_with("call") || Some(name) != inside(at, places).as_ref());
+        .and_then(|target| function_at(u64::from_str_radix(target, 16).ok()?, functions_at))
+        // A jump within the function is not a reference, but a call of the function itself is.
+        .filter(|name| {
+            mnemonic.starts_with("call") || Some(name) != function_at(at, functions_at).as_ref()
+        });
     Some(Instruction {
         at,
         mnemonic: mnemonic.to_owned(),

@@ -1,10 +1,9 @@
-//! The engine as a Linux kernel module gets it: `kernel/rust` compiled with the kernel's flags, and
-//! the step `kernel`, which checks the object.
+//! Compiles the engine (`kernel/rust`) with the kernel's flags, for a Linux kernel module. The step
+//! `kernel` checks the object.
 //!
-//! `toolchain` finds a compiler, `build` makes the object, `listing` reads its machine code, and
-//! `gates` says what has to hold. What does not hold yet is listed in `exceptions`. `headers`
-//! fetches what a module is built against, `module` builds one, and `debug` builds a kernel that
-//! looks for faults.
+//! `toolchain` finds a compiler, `build` compiles the object, `listing` reads its machine code, and
+//! `gates` checks it. Known findings are listed in `exceptions`. `headers` downloads the headers
+//! for modules, `module` builds a module, and `debug` builds a kernel with debugging checks.
 
 pub mod debug;
 mod exceptions;
@@ -30,32 +29,32 @@ use headers::Release;
 use listing::Listing;
 use toolchain::{TARGET, Toolchain};
 
-/// The package with the functions that C calls.
-const BORDER: &str = "iwarp-kernel";
-/// Declares these functions for C.
+/// The package with the entry points, which C calls.
+const PACKAGE: &str = "iwarp-kernel";
+/// The C header that declares the entry points.
 const HEADER: &str = "kernel/engine.h";
-/// Says which sections the object has.
+/// The linker script of the object.
 const SCRIPT: &str = "kernel/engine.lds";
-/// How the object differs from programs: larger code is no faster here, and a module has no use for
-/// the tables of lines.
+/// Differences from the release profile: `opt-level=3` makes the object larger and not faster, and
+/// a module does not use line tables.
 const PROFILE: &[(&str, &str)] = &[
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2"),
     ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
 ];
-/// Programs of binutils.
+/// The programs of binutils that the build needs.
 const TOOLS: &[&str] = &["ld", "nm", "objcopy", "objdump"];
 
-/// What the engine's object is for.
+/// The kernels for which the engine's object is built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Any kernel.
     Plain,
-    /// A kernel with the address sanitizer only: each access to memory is checked.
+    /// A kernel with the address sanitizer, which checks each memory access of the object.
     Checked,
 }
 
 impl Kind {
-    /// What the names of its folders and files end with.
+    /// Returns the suffix of the object's folders and files.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Plain => "",
@@ -64,11 +63,11 @@ impl Kind {
     }
 }
 
-/// The engine's object, or why it cannot be built here.
+/// The result of [`build`].
 pub enum Built {
-    /// Where it is.
+    /// The path of the object.
     Object(PathBuf),
-    /// What is missing.
+    /// The object cannot be built on this machine, for this reason.
     Missing(String),
 }
 
@@ -76,13 +75,15 @@ pub enum Built {
 /// visible.
 ///
 /// # Errors
-/// When it does not compile or link.
+/// If the engine does not compile or link.
 pub fn build(context: &Context, kind: Kind, log: &mut Log) -> Result<Built> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         return Ok(Built::Missing("needs x86-64 Linux".into()));
     }
     if let Some(tool) = TOOLS.iter().find(|tool| find_program(tool).is_none()) {
-        return Ok(Built::Missing(format!("{tool} of binutils is missing")));
+        return Ok(Built::Missing(format!(
+            "{tool} (binutils) is not installed"
+        )));
     }
     let toolchain = match Toolchain::get(context, kind, log)? {
         Ok(toolchain) => toolchain,
@@ -96,7 +97,7 @@ pub fn build(context: &Context, kind: Kind, log: &mut Log) -> Result<Built> {
             .cargo(&context.root)
             .env("CARGO_TARGET_DIR", &target)
             .envs(PROFILE.iter().copied())
-            .args(["rustc", "--release", "--package", BORDER])
+            .args(["rustc", "--release", "--package", PACKAGE])
             .args(["--features", "runtime", "--crate-type", "staticlib"])
             .args(["--target", TARGET]),
     )?;
@@ -106,8 +107,8 @@ pub fn build(context: &Context, kind: Kind, log: &mut Log) -> Result<Built> {
     Ok(Built::Object(object))
 }
 
-/// Puts everything that the entry points need into one relocatable object, and hides all other
-/// names.
+/// Links the entry points and everything that they need into one relocatable object. Hides all
+/// names except the entry points.
 fn link(root: &Path, library: &Path, object: &Path, log: &mut Log) -> Result<()> {
     let symbols = log.run_and_read(
         Command::new("nm")
@@ -137,8 +138,7 @@ fn link(root: &Path, library: &Path, object: &Path, log: &mut Log) -> Result<()>
 /// The step: compiles the object and checks it.
 ///
 /// # Errors
-/// When a gate does not hold that is not listed as an exception, or an exception is not needed any
-/// more.
+/// If there is a finding without an exception, or an exception without a finding.
 pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     match build(context, Kind::Plain, log)? {
         Built::Object(object) => check(context, &object, log)?,
@@ -150,17 +150,17 @@ pub fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 /// Checks the machine code of the object.
 fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
     let listing = Listing::read(object, log)?;
-    let mut complaints = declarations(&context.root, &listing)?;
+    let mut errors = compare_declarations(&context.root, &listing)?;
     let report = gates::check(&listing);
-    say(&report, log);
-    complaints.extend(exceptions::compare(&report.findings));
-    if !complaints.is_empty() {
-        bail!("{}", complaints.join("\n"));
+    log_report(&report, log);
+    errors.extend(exceptions::compare(&report.findings));
+    if !errors.is_empty() {
+        bail!("{}", errors.join("\n"));
     }
     let known = report.findings.len();
     log.say(match known {
         0 => String::from("no findings"),
-        _ => format!("{known} findings, all of them known:"),
+        _ => format!("{known} findings, all of them with an exception:"),
     });
     for reason in exceptions::reasons() {
         log.say(format!("  {reason}"));
@@ -172,7 +172,7 @@ fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
 /// package.
 ///
 /// # Errors
-/// When the object is not fit for a kernel, apt fails, or a module does not build without warnings.
+/// If the object violates a gate, if apt fails, or if a module does not build without warnings.
 pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outcome> {
     let object = match build(context, Kind::Plain, log)? {
         Built::Object(object) => object.canonicalize()?,
@@ -184,7 +184,8 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
     for series in series {
         let Some(release) = Release::newest(series, log)? else {
             bail!(
-                "apt knows no kernel {series}: add bookworm and its security updates to its sources"
+                "apt offers no kernel {series}: add bookworm and its security updates to apt's \
+                 sources"
             );
         };
         log.say(format!("building for Linux {}", release.name));
@@ -209,12 +210,12 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
     log.say(format!("wrote {}", package.display()));
     for (name, headers) in &kernels {
         module::try_package(&package, name, headers, &dir.join("dkms"), log)?;
-        log.say(format!("DKMS builds it for Linux {name}"));
+        log.say(format!("DKMS built the source package for Linux {name}"));
     }
     Ok(Outcome::Passed)
 }
 
-fn say(report: &Report, log: &mut Log) {
+fn log_report(report: &Report, log: &mut Log) {
     for finding in &report.findings {
         log.line(exceptions::describe(finding));
     }
@@ -228,8 +229,9 @@ fn say(report: &Report, log: &mut Log) {
     ));
 }
 
-/// Compares the entry points of the object with those that the header declares.
-fn declarations(root: &Path, listing: &Listing) -> Result<Vec<String>> {
+/// Compares the entry points of the object with those that the header declares. Returns a message
+/// for each difference.
+fn compare_declarations(root: &Path, listing: &Listing) -> Result<Vec<String>> {
     let declared = declared(&crate::files::read(root, HEADER)?);
     let defined: BTreeSet<&str> = listing.exported.iter().map(String::as_str).collect();
     let declared: BTreeSet<&str> = declared.iter().map(String::as_str).collect();
@@ -238,12 +240,12 @@ fn declarations(root: &Path, listing: &Listing) -> Result<Vec<String>> {
     Ok(missing
         .map(|name| format!("{HEADER} does not declare {name}"))
         .chain(
-            extra.map(|name| format!("{HEADER} declares {name}, which the object does not have")),
+            extra.map(|name| format!("{HEADER} declares {name}, which the object does not define")),
         )
         .collect())
 }
 
-/// The functions `rk_*` that a C header declares.
+/// Returns the functions `rk_*` that a C header declares.
 fn declared(header: &str) -> BTreeSet<String> {
     header
         .match_indices('(')

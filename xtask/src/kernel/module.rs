@@ -1,8 +1,8 @@
-//! Kernel modules from `kernel/`: the source package, in which the engine is an object, and the
-//! build for one kernel.
+//! Builds kernel modules from `kernel/`, and the source package, which contains the engine as an
+//! object file.
 //!
-//! Every module is built from the folder that the package has, so what is shipped is what was
-//! tried.
+//! Every module is built from a folder with the same contents as the source package, so that the
+//! package is what was tested.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,31 +15,30 @@ use crate::process::Log;
 
 /// The module that is an RDMA device.
 pub const DEVICE: &str = "iwarp_rnic";
-/// The module that tries the engine and does not stay loaded.
+/// The module that tests the engine and does not stay loaded.
 pub const TEST: &str = "iwarp_engine_test";
 /// The module that is a client of an RDMA device, and does not stay loaded.
 pub const CLIENT: &str = "iwarp_client_test";
 
-/// Below `kernel/`: the folders with C, each with all of its files.
+/// The folders below `kernel/` with the C sources.
 const FOLDERS: &[&str] = &["", "src"];
-/// The modules that test. The source package does not have them.
+/// The folder with the test modules, which is not part of the source package.
 const TEST_FOLDER: &str = "test";
-/// The engine's object as Kbuild expects it.
+/// The name that Kbuild expects for the engine's object.
 const ENGINE: &str = "engine.o_shipped";
-/// What is in the package besides: the licences of all of it.
+/// The licences of the package.
 const LICENCES: &[&str] = &["LICENSE-APACHE", "LICENSE-MIT"];
-/// Files beside the C sources that a build does not need.
-const LEFT_OUT: &[&str] = &["engine.lds"];
+/// Files in [`FOLDERS`] that a build does not need.
+const OMITTED: &[&str] = &["engine.lds"];
 /// The name of the source package.
 const PACKAGE: &str = "iwarp-rnic";
-/// The folders of the system's programs. A compiler for Rust that a user has installed is not
-/// there.
+/// The folders of the system's programs. A Rust compiler that a user has installed is not in them.
 const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Puts sources and engine into `dir`, which is made anew.
+/// Copies the sources and the engine to `dir`, whose earlier contents are removed.
 ///
 /// # Errors
-/// When a file cannot be copied.
+/// If a file cannot be copied.
 fn assemble(context: &Context, object: &Path, dir: &Path, folders: &[&str]) -> Result<()> {
     if dir.exists() {
         std::fs::remove_dir_all(dir)?;
@@ -49,8 +48,8 @@ fn assemble(context: &Context, object: &Path, dir: &Path, folders: &[&str]) -> R
         std::fs::create_dir_all(&to)?;
         for entry in std::fs::read_dir(from)? {
             let entry = entry?;
-            let left_out = LEFT_OUT.iter().any(|name| entry.file_name() == *name);
-            if entry.file_type()?.is_file() && !left_out {
+            let omitted = OMITTED.iter().any(|name| entry.file_name() == *name);
+            if entry.file_type()?.is_file() && !omitted {
                 std::fs::copy(entry.path(), to.join(entry.file_name()))?;
             }
         }
@@ -62,11 +61,10 @@ fn assemble(context: &Context, object: &Path, dir: &Path, folders: &[&str]) -> R
     Ok(())
 }
 
-/// Builds a module in `dir` against a kernel's headers and returns its path. Warnings of the
-/// kernel's tools are errors.
+/// Builds a module in `dir` against a kernel's headers and returns its path. Warnings are errors.
 ///
 /// # Errors
-/// When it does not build, or a tool warns.
+/// If the module does not build, or if a tool prints a warning.
 pub fn build(
     context: &Context,
     module: &str,
@@ -80,19 +78,19 @@ pub fn build(
         folders.push(TEST_FOLDER);
     }
     assemble(context, object, dir, &folders)?;
-    let said = log
+    let output = log
         .run_and_read(
             Command::new("make")
                 .arg("-C")
                 .arg(headers)
                 .arg(format!("M={}", dir.display()))
                 .arg(format!("MODULE={module}"))
-                // The headers' package has no vmlinux to take types from.
+                // BTF needs the types in vmlinux, which the headers' package does not contain.
                 .args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "W=1", "modules"]),
         )
         .context("the module does not build")?;
-    if let Some(line) = said.lines().find(|line| is_warning(line)) {
-        bail!("the kernel's build is not content: {line}");
+    if let Some(line) = output.lines().find(|line| is_warning(line)) {
+        bail!("the kernel's build printed a warning: {line}");
     }
     let module = dir.join(format!("{module}.ko"));
     log.run(Command::new("strip").arg("--strip-debug").arg(&module))?;
@@ -102,16 +100,15 @@ pub fn build(
 /// Returns `true` for a warning of the compiler, of objtool, or of modpost.
 fn is_warning(line: &str) -> bool {
     let lower = line.to_ascii_lowercase();
-    // The distribution's compiler and that of the kernel differ in their revision; the kernel's
-    // build says so each time.
+    // The kernel's build always warns that the kernel was built with another revision of the
+    // compiler.
     lower.contains("warning:") && !lower.contains("the compiler differs")
 }
 
-/// Writes the source package for DKMS and returns its path. Machines that build the module from it
-/// need no Rust.
+/// Writes the source package for DKMS and returns its path. Building the package needs no Rust.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub fn package(context: &Context, object: &Path, dir: &Path, log: &mut Log) -> Result<PathBuf> {
     let version = env!("CARGO_PKG_VERSION");
     let name = format!("{PACKAGE}-{version}");
@@ -132,11 +129,11 @@ pub fn package(context: &Context, object: &Path, dir: &Path, log: &mut Log) -> R
     Ok(archive)
 }
 
-/// Has DKMS build the source package for a kernel, as a machine without Rust does, and returns the
-/// module's path. DKMS comes from its Debian package, and works below `dir`.
+/// Builds the source package with DKMS for a kernel, without Rust, and returns the module's path.
+/// DKMS is unpacked from its Debian package, and works below `dir`.
 ///
 /// # Errors
-/// When DKMS cannot be had, or does not build the module.
+/// If DKMS cannot be downloaded, or if it does not build the module.
 pub fn try_package(
     archive: &Path,
     kernel: &str,
@@ -179,12 +176,12 @@ pub fn try_package(
         "{PACKAGE}/{version}/{kernel}/x86_64/module/{DEVICE}.ko"
     ));
     if !module.is_file() {
-        bail!("DKMS has not made {}", module.display());
+        bail!("DKMS did not create {}", module.display());
     }
     Ok(module)
 }
 
-/// What DKMS has to know.
+/// Returns the contents of `dkms.conf`.
 fn settings(version: &str) -> String {
     format!(
         "PACKAGE_NAME=\"{PACKAGE}\"\n\
@@ -206,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_of_the_build_are_seen() {
+    fn build_warnings_are_recognised() {
         assert!(is_warning(
             "test.o: warning: objtool: f()+0x1: 'naked' return"
         ));

@@ -1,7 +1,8 @@
-//! Short names of functions, for people and for the list of exceptions.
+//! Short names of functions, for messages and for the list of exceptions.
 
-/// The last two parts of a function's path, without generic arguments: `QueuePair::tx_fill`,
-/// `plan::copy`. A copy that the compiler has made for some arguments has the function's name.
+/// Returns the last two parts of a function's path, without generic arguments:
+/// `QueuePair::tx_fill`, `plan::copy`. Also removes the number that the compiler appends to the
+/// name of a specialised copy.
 pub(crate) fn short(symbol: &str) -> String {
     let name = last_two(&format!("{:#}", rustc_demangle::demangle(symbol)));
     match name.rsplit_once('.') {
@@ -16,7 +17,7 @@ fn last_two(name: &str) -> String {
     parts[parts.len().saturating_sub(2)..].join("::")
 }
 
-/// Takes out `::<…>` and the arguments of types. Of `<T as Trait>::f` it leaves `T::f`.
+/// Removes `::<…>` and the arguments of types. `<T as Trait>::f` becomes `T::f`.
 fn without_arguments(name: &str) -> String {
     let mut out = String::new();
     let mut rest = name;
@@ -25,7 +26,7 @@ fn without_arguments(name: &str) -> String {
         let end = closing(after);
         let (inner, behind) = (&after[1..end], after.get(end + 1..).unwrap_or_default());
         out.push_str(before);
-        // At the beginning of a path it is a type, and after a name they are arguments.
+        // Angle brackets contain a type at the beginning of a path, and arguments after a name.
         if before.is_empty() && out.is_empty() {
             let kind = inner.split(" as ").next().unwrap_or(inner);
             out.push_str(&without_arguments(kind.trim_start_matches(['&', '*'])));
@@ -36,7 +37,7 @@ fn without_arguments(name: &str) -> String {
     out
 }
 
-/// Where the bracket that opens at the beginning is closed. An arrow is no bracket.
+/// Returns the offset at which the bracket at the beginning is closed. Ignores arrows (`->`).
 fn closing(text: &str) -> usize {
     let mut depth = 0;
     let mut before = ' ';
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_stay_and_arguments_go() {
+    fn only_arguments_are_removed() {
         for (name, wanted) in [
             ("rk_post_send", "rk_post_send"),
             ("core::panicking::panic_fmt", "panicking::panic_fmt"),

@@ -1,9 +1,8 @@
-//! A compiler for kernel code, with the source of its own library.
+//! Finds a compiler for kernel code, with the source of its library.
 //!
-//! `core` and `alloc` are compiled here with the kernel's flags, so the source has to be there, and
-//! it has to be that of the very same version. Rustup's compiler has it when the component
-//! `rust-src` is installed. Otherwise Debian's packages are fetched and unpacked in the target
-//! folder; nothing is installed.
+//! `core` and `alloc` are compiled here with the kernel's flags, so the source of the same version
+//! is needed. Rustup's compiler has it if the component `rust-src` is installed. Otherwise,
+//! Debian's packages are downloaded and unpacked in the target folder, without installing them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,18 +14,18 @@ use crate::context::{Context, find_program};
 use crate::debian;
 use crate::process::{Log, cargo};
 
-/// The target: no system below, no SSE, no red zone.
+/// The target: no operating system, no SSE, no red zone.
 pub(crate) const TARGET: &str = "x86_64-unknown-none";
 
-/// What a kernel with Debian's configuration wants of all code. Without the mitigations a module
-/// loads, but attackers find a gap.
+/// The flags that a kernel with Debian's configuration requires of all code. A module without the
+/// mitigations would load, but would be open to attacks.
 const FLAGS: &[&str] = &[
     "-Cno-redzone=y",
     "-Ccode-model=kernel",
     "-Crelocation-model=static",
     "-Cforce-unwind-tables=n",
     "-Cjump-tables=n",
-    // The module loader knows no relocation by way of the global offset table.
+    // The module loader does not support relocations through the global offset table.
     "-Zplt=yes",
     "-Zcf-protection=branch",
     "-Zfunction-return=thunk-extern",
@@ -34,9 +33,9 @@ const FLAGS: &[&str] = &[
     "-Ctarget-feature=+harden-sls-ijmp,+harden-sls-ret",
 ];
 
-/// In addition, if the kernel's address sanitizer shall check every access, as the kernel's own
-/// build has it. The shadow's address is that of x86-64 (`CONFIG_KASAN_SHADOW_OFFSET`). Checks are
-/// in line, and variables of the stack are not surrounded, because that would make frames larger.
+/// Additional flags for the kernel's address sanitizer, as in the kernel's own build. The address
+/// of the shadow memory is that of x86-64 (`CONFIG_KASAN_SHADOW_OFFSET`). Checks are inline.
+/// Variables on the stack have no red zones, because these would enlarge the frames.
 const CHECKED_FLAGS: &[&str] = &[
     "-Zsanitizer=kernel-address",
     "-Zsanitizer-recover=kernel-address",
@@ -49,14 +48,14 @@ const CHECKED_FLAGS: &[&str] = &[
 
 /// The folder of the library's source below a compiler's system root.
 const SOURCE: &str = "lib/rustlib/src/rust/library";
-/// Debian's compiler that follows new releases, and the package with its source.
+/// Debian's package with a recent compiler, and the package with its source.
 const COMPILER_PACKAGE: &str = "rustc-web";
 const SOURCE_PACKAGE: &str = "rust-web-src";
 
 /// A compiler whose library has been compiled for kernel code.
 pub(crate) struct Toolchain {
     rustc: PathBuf,
-    /// Where the compiler's own libraries are, if the system does not find them.
+    /// The folder of the compiler's own libraries, unless the loader finds them itself.
     libraries: Option<PathBuf>,
     source: PathBuf,
     sysroot: PathBuf,
@@ -64,11 +63,11 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Finds or fetches a compiler and compiles its library, unless that has been done. The inner
-    /// error says why there is none.
+    /// Finds or downloads a compiler and compiles its library, unless an earlier call has done
+    /// that. The inner error is the reason why this machine has no compiler.
     ///
     /// # Errors
-    /// When the library does not compile.
+    /// If the library does not compile.
     pub(crate) fn get(
         context: &Context,
         kind: Kind,
@@ -106,7 +105,7 @@ impl Toolchain {
             return Ok(());
         }
         log.say(format!(
-            "compiling core and alloc by {}",
+            "compiling core and alloc with {}",
             version.lines().next().unwrap_or_default()
         ));
         if self.sysroot.exists() {
@@ -150,20 +149,20 @@ impl Toolchain {
     }
 
     fn environment(&self, command: &mut Command) {
-        // The flags of mitigations are unstable, as they are for the kernel's own Rust code.
+        // The flags of mitigations are unstable. The kernel's own Rust code needs this as well.
         command.env("RUSTC_BOOTSTRAP", "1");
         if let Some(libraries) = &self.libraries {
             command.env("LD_LIBRARY_PATH", libraries);
         }
     }
 
-    /// A cargo command in `dir` that compiles by this compiler for kernel code.
+    /// Returns a cargo command in `dir` that compiles kernel code with this compiler.
     pub(crate) fn cargo(&self, dir: &Path) -> Command {
         let mut command = cargo(dir);
         self.environment(&mut command);
         let mut flags = vec!["--sysroot".to_owned(), self.sysroot.display().to_string()];
         flags.extend(self.flags.iter().map(|&flag| flag.to_owned()));
-        // Between flags stands the octet 31, because a path may have spaces.
+        // The octet 31 separates the flags, because a path may contain spaces.
         command
             .env("RUSTC", &self.rustc)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
@@ -173,9 +172,10 @@ impl Toolchain {
     }
 }
 
+/// The compiler, the folder of its own libraries, and the source of Rust's library.
 type Found = (PathBuf, Option<PathBuf>, PathBuf);
 
-/// The compiler that cargo uses, if it has its library's source.
+/// Returns the compiler that cargo uses, if the source of its library is installed.
 fn installed() -> Option<Found> {
     let rustc: PathBuf = std::env::var_os("RUSTC")
         .unwrap_or_else(|| "rustc".into())
@@ -188,8 +188,8 @@ fn installed() -> Option<Found> {
         .then_some((rustc, None, source))
 }
 
-/// Debian's compiler below `dir`, fetched if it is not there. The inner error says why it cannot be
-/// had.
+/// Returns Debian's compiler below `dir`, which is downloaded if necessary. The inner error is the
+/// reason why it is not available.
 fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Result<Found, String>> {
     let root = dir.join("usr");
     let found = (
@@ -204,28 +204,29 @@ fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Result<Found, 
     let advice = "or: rustup component add rust-src";
     if find_program("apt-get").is_none() || find_program("dpkg-deb").is_none() {
         return Ok(Err(format!(
-            "no compiler with its library's source: needs Debian's packages, {advice}"
+            "no Rust compiler with its library's source: Debian's packages are needed, {advice}"
         )));
     }
     let packages = match packages(context, log)? {
         Some(packages) => packages,
         None => {
             return Ok(Err(format!(
-                "apt knows no new {COMPILER_PACKAGE}: add security updates to its sources, {advice}"
+                "apt offers no recent {COMPILER_PACKAGE}: add security updates to apt's sources, \
+                 {advice}"
             )));
         }
     };
     log.say("fetching Debian's compiler and its library's source");
     std::fs::create_dir_all(dir)?;
     if let Err(error) = debian::fetch(dir, &packages, log) {
-        // Without a network there is nothing to check with.
+        // Without a network, the step is skipped.
         return Ok(Err(format!(
-            "no compiler from Debian ({error:#}), {advice}"
+            "cannot download Debian's compiler ({error:#}), {advice}"
         )));
     }
     if !found.0.is_file() || !found.2.join("core/src/lib.rs").is_file() {
         bail!(
-            "the packages {} have no compiler or no library",
+            "the packages {} do not contain the compiler and the library's source",
             packages.join(", ")
         );
     }
@@ -234,7 +235,7 @@ fn debian(context: &Context, dir: &Path, log: &mut Log) -> Result<Result<Found, 
     Ok(Ok(found))
 }
 
-/// The source package has the whole compiler; only the library is needed.
+/// Removes everything except the library from the unpacked source package.
 fn prune(sources: &Path) -> Result<()> {
     for tree in std::fs::read_dir(sources)? {
         for entry in std::fs::read_dir(tree?.path())? {
@@ -247,16 +248,16 @@ fn prune(sources: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The packages of the compiler, each with its version. `None` if apt knows none that is new
-/// enough.
+/// Returns the packages of the compiler, each with its version, or `None` if apt offers no version
+/// that is new enough.
 fn packages(context: &Context, log: &mut Log) -> Result<Option<Vec<String>>> {
-    let least = least_version(&context.root)?;
+    let oldest = oldest_version(&context.root)?;
     let mut shown = show(COMPILER_PACKAGE, log).unwrap_or_default();
-    if context.install && rustix::process::geteuid().is_root() && version(&shown) < Some(least) {
+    if context.install && rustix::process::geteuid().is_root() && version(&shown) < Some(oldest) {
         log.run(Command::new("apt-get").args(["-q", "update"]))?;
         shown = show(COMPILER_PACKAGE, log).unwrap_or_default();
     }
-    let Some((major, minor)) = version(&shown).filter(|&version| version >= least) else {
+    let Some((major, minor)) = version(&shown).filter(|&version| version >= oldest) else {
         return Ok(None);
     };
     let exact = debian::fields(&shown, "Version")
@@ -264,7 +265,7 @@ fn packages(context: &Context, log: &mut Log) -> Result<Option<Vec<String>>> {
         .context("no version")?;
     let library = format!("libstd-rust-web-{major}.{minor}");
     let llvm = dependency(&show(&library, log)?, "libllvm")
-        .with_context(|| format!("{library} depends on no LLVM"))?;
+        .with_context(|| format!("{library} does not depend on libllvm"))?;
     Ok(Some(vec![
         format!("{COMPILER_PACKAGE}={exact}"),
         format!("{SOURCE_PACKAGE}={exact}"),
@@ -273,12 +274,12 @@ fn packages(context: &Context, log: &mut Log) -> Result<Option<Vec<String>>> {
     ]))
 }
 
-/// What apt says about the newest version of a package.
+/// Returns apt's description of the newest version of a package.
 pub(super) fn show(package: &str, log: &mut Log) -> Result<String> {
     log.run_and_read(Command::new("apt-cache").args(["show", "--no-all-versions", package]))
 }
 
-/// The name of the first dependency that begins like this.
+/// Returns the name of the first dependency that starts with `start`.
 pub(super) fn dependency(shown: &str, start: &str) -> Option<String> {
     debian::fields(shown, "Depends")
         .next()?
@@ -288,7 +289,7 @@ pub(super) fn dependency(shown: &str, start: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Major and minor number of what apt has.
+/// Returns major and minor number of the version in apt's description.
 fn version(shown: &str) -> Option<(u32, u32)> {
     numbers(debian::fields(shown, "Version").next()?)
 }
@@ -298,8 +299,8 @@ fn numbers(text: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The oldest compiler that the workspace supports.
-fn least_version(root: &Path) -> Result<(u32, u32)> {
+/// Returns the oldest compiler that the workspace supports.
+fn oldest_version(root: &Path) -> Result<(u32, u32)> {
     let text = crate::files::read(root, "Cargo.toml")?;
     text.lines()
         .find_map(|line| {
@@ -308,10 +309,10 @@ fn least_version(root: &Path) -> Result<(u32, u32)> {
                     .trim_end_matches('"'),
             )
         })
-        .context("Cargo.toml names no rust-version")
+        .context("Cargo.toml has no rust-version")
 }
 
-/// What a command writes to its standard output.
+/// Runs rustc and returns its standard output.
 fn output(command: &mut Command) -> Result<String> {
     let output = command.output().context("cannot start rustc")?;
     if !output.status.success() {
@@ -342,8 +343,8 @@ mod tests {
     }
 
     #[test]
-    fn the_workspace_names_its_oldest_compiler() {
+    fn workspace_has_oldest_compiler() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-        assert!(least_version(&root).unwrap() >= (1, 85));
+        assert!(oldest_version(&root).unwrap() >= (1, 85));
     }
 }

@@ -1,9 +1,9 @@
-//! The list of mutants that no test can kill, because they do what the original does:
+//! The list of mutants that no test can kill, because they behave like the original:
 //! `xtask/equivalent-mutants.txt`.
 //!
-//! A mutant is known by its file, the change and the function, and not by its line, so that code
-//! may move. Where a function has the same change more than once, ` [2/3]` says which of how many;
-//! with the number of them the entry becomes invalid, and is read again.
+//! An entry names a mutant by file, change and function, but not by line, so that code may move. If
+//! a function has the same change several times, ` [2/3]` means the second of three. If their
+//! number changes, the entry becomes invalid and has to be reviewed.
 
 use std::collections::HashMap;
 
@@ -15,12 +15,12 @@ pub(crate) const LIST: &str = "xtask/equivalent-mutants.txt";
 /// Separates the mutant from the reason.
 const BECAUSE: &str = " # ";
 
-/// Names of mutants as cargo-mutants lists them, with their lines, and as the list of equivalents
-/// has them.
+/// Maps the names of mutants in the output of cargo-mutants, which contain lines, to the names in
+/// the list of equivalents.
 pub(crate) struct Names(HashMap<String, String>);
 
 impl Names {
-    /// Makes names from the lines of `cargo mutants --list`.
+    /// Creates the map from the lines of `cargo mutants --list`.
     pub(crate) fn new(listed: &[String]) -> Self {
         let plain: Vec<String> = listed.iter().map(|name| without_line(name)).collect();
         let mut total: HashMap<&str, usize> = HashMap::new();
@@ -29,24 +29,24 @@ impl Names {
         }
         let mut seen: HashMap<&str, usize> = HashMap::new();
         let named = listed.iter().zip(&plain).map(|(full, name)| {
-            let at = seen.entry(name).or_default();
-            *at += 1;
-            let lasting = match total[name.as_str()] {
+            let number = seen.entry(name).or_default();
+            *number += 1;
+            let stable = match total[name.as_str()] {
                 1 => name.clone(),
-                count => format!("{name} [{at}/{count}]"),
+                count => format!("{name} [{number}/{count}]"),
             };
-            (full.clone(), lasting)
+            (full.clone(), stable)
         });
         Self(named.collect())
     }
 
-    /// Returns the name without a line.
-    pub(crate) fn lasting<'a>(&'a self, full: &'a str) -> &'a str {
+    /// Returns the name in the list of equivalents, without a line.
+    pub(crate) fn stable<'a>(&'a self, full: &'a str) -> &'a str {
         self.0.get(full).map_or(full, String::as_str)
     }
 
-    fn has(&self, lasting: &str) -> bool {
-        self.0.values().any(|name| name == lasting)
+    fn has(&self, stable: &str) -> bool {
+        self.0.values().any(|name| name == stable)
     }
 }
 
@@ -59,14 +59,14 @@ fn without_line(name: &str) -> String {
     }
 }
 
-/// The list.
+/// The list of equivalents.
 pub(crate) struct Equivalents(Vec<String>);
 
 impl Equivalents {
     /// Reads the list.
     ///
     /// # Errors
-    /// When a line has no reason, or a mutant stands there twice.
+    /// If a line has no reason, or if a mutant occurs twice.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut entries: Vec<String> = Vec::new();
         for line in text.lines().map(str::trim) {
@@ -77,16 +77,16 @@ impl Equivalents {
                 .split_once(BECAUSE)
                 .with_context(|| format!("{LIST}: no reason in {line:?}"))?;
             if reason.trim().is_empty() || entries.iter().any(|other| other == mutant) {
-                bail!("{LIST}: without a reason, or twice: {line:?}");
+                bail!("{LIST}: an entry without a reason, or a second entry: {line:?}");
             }
             entries.push(mutant.to_owned());
         }
         Ok(Self(entries))
     }
 
-    /// Returns `true` if the mutant of this lasting name is in the list.
-    pub(crate) fn contain(&self, lasting: &str) -> bool {
-        self.0.iter().any(|entry| entry == lasting)
+    /// Returns `true` if the list contains the mutant with this stable name.
+    pub(crate) fn contain(&self, stable: &str) -> bool {
+        self.0.iter().any(|entry| entry == stable)
     }
 
     /// Returns the entries that match no mutant.
@@ -113,17 +113,17 @@ mod tests {
     #[test]
     fn mutant_names_survive_moved_lines() {
         let names = names();
-        let lasting = |full| names.lasting(full);
+        let stable = |full| names.stable(full);
         assert_eq!(
-            lasting("a/b.rs:3:5: replace f -> bool with true"),
+            stable("a/b.rs:3:5: replace f -> bool with true"),
             "a/b.rs: replace f -> bool with true"
         );
         assert_eq!(
-            lasting("a/b.rs:11:5: replace + with - in g"),
+            stable("a/b.rs:11:5: replace + with - in g"),
             "a/b.rs: replace + with - in g [2/2]"
         );
         assert_eq!(
-            lasting("a/b.rs:12:5: replace x::y with z::w in h"),
+            stable("a/b.rs:12:5: replace x::y with z::w in h"),
             "a/b.rs: replace x::y with z::w in h"
         );
     }

@@ -1,9 +1,9 @@
-//! `cargo xtask mutants`: cargo-mutants changes the code in small ways, and the tests should notice
-//! each change.
+//! `cargo xtask mutants`: cargo-mutants changes the code in small ways. Each changed program (a
+//! mutant) should fail a test.
 //!
-//! A change that no test notices (a survivor) is either a test that is missing, or it changes
-//! nothing that anybody could see. Those are in the list of equivalents ([`equivalents::LIST`]),
-//! each with its reason. Any other survivor is a failure.
+//! If a mutant passes all tests (it survives), a test is missing, or the mutant is equivalent: it
+//! behaves like the original. Equivalent mutants are listed with reasons in [`equivalents::LIST`].
+//! Any other survivor is a failure.
 
 mod equivalents;
 mod parts;
@@ -30,46 +30,47 @@ use tool::Tool;
 /// Arguments of `cargo xtask mutants`.
 #[derive(Args)]
 pub(crate) struct MutantsArgs {
-    /// Parts of the tree: proto, rnic, runtime, cp [default: all]
+    /// Only mutate these parts of the tree: proto, rnic, runtime, cp [default: all]
     #[arg(long, value_name = "PART", num_args = 1..)]
     part: Vec<String>,
-    /// Change only files that match these globs, as cargo-mutants reads them
+    /// Only mutate files that match these globs (see the option --file of cargo-mutants)
     #[arg(long, value_name = "GLOB", num_args = 1..)]
     files: Vec<String>,
-    /// About this many mutants of each part instead of all
+    /// Only run a sample of about this many mutants of each part
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     sample: Option<u64>,
-    /// Which sample: successive seeds have no mutant in common until all have been run
+    /// Number of the sample. Successive numbers have no mutant in common until all have been run
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Show what would be run
+    /// List the mutants instead of running them
     #[arg(long)]
     list: bool,
 }
 
-/// What came out of mutants.
+/// Results of a part's mutants.
 #[derive(Default)]
 struct Figures {
     caught: usize,
     timeouts: usize,
+    /// Mutants that do not compile.
     unviable: usize,
     equivalent: usize,
     missed: Vec<String>,
-    /// In the list of equivalents, but a test killed them.
-    no_equivalents: Vec<String>,
+    /// Mutants that a test killed, although they are in the list of equivalents.
+    killed_equivalents: Vec<String>,
 }
 
-/// Time limit of the command. A whole run takes hours.
+/// Time limit of the command. A complete run takes hours.
 const LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// One test that fails is enough. Test programs of a stable toolchain know the option that stops
-/// there, but take it only like this. The key is that of `.cargo/config.toml`: Cargo refuses a
-/// second one that applies, and joins the values of one.
+/// Stops each test program at its first failed test. On a stable toolchain, test programs accept
+/// the option for that only with `RUSTC_BOOTSTRAP`. The key is the same as in `.cargo/config.toml`,
+/// because Cargo joins the values of one key, but refuses two keys that apply.
 const FAIL_FAST: &str =
     "--cargo-arg=--config=target.'cfg(target_os = \"linux\")'.runner=['env', 'RUSTC_BOOTSTRAP=1']";
 
-/// What the step of `cargo xtask test` runs: a few mutants of files that take seconds to compile
-/// and test and seldom change, so that a change elsewhere does not make the step run others.
+/// Part, files and sample size of the step of `cargo xtask test`. The files compile and test within
+/// seconds. They rarely change, so the step usually runs the same mutants.
 const STEP: (&str, &[&str], u64) = (
     "proto",
     &[
@@ -84,14 +85,14 @@ const STEP: (&str, &[&str], u64) = (
 /// equivalents is wrong.
 ///
 /// # Errors
-/// When cargo-mutants cannot run, or tests fail without a mutant.
+/// If cargo-mutants cannot run, or if tests fail without a mutant.
 pub(crate) fn command(args: &MutantsArgs) -> Result<bool> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("mutants.log"), LIMIT)?;
     match run(&context, &mut log, args)? {
         Some(good) => Ok(good),
         None => {
-            println!("skipped: there is no cargo-mutants, and it could not be installed");
+            println!("skipped: cargo-mutants is not installed, and installing it failed");
             Ok(true)
         }
     }
@@ -143,10 +144,10 @@ fn run(context: &Context, log: &mut Log, args: &MutantsArgs) -> Result<Option<bo
         let figures = measure(&tool, log, part, command, &list)?;
         figures.show(log, part.name, all.len());
         ran += figures.ran();
-        good &= figures.missed.is_empty() && figures.no_equivalents.is_empty();
+        good &= figures.missed.is_empty() && figures.killed_equivalents.is_empty();
     }
     if ran == 0 && !args.list {
-        bail!("there is no mutant in these files");
+        bail!("there are no mutants in these files");
     }
     Ok(Some(good))
 }
@@ -169,7 +170,7 @@ fn shard(total: u64, sample: Option<u64>, seed: u64) -> String {
     format!("{}/{count}", seed % count)
 }
 
-/// Returns the command that makes mutants of these files of a part.
+/// Returns the command that mutates these files of a part.
 fn select(tool: &Tool, part: &Part, globs: &[&str]) -> Command {
     let mut command = tool.command();
     command.args(["--package", part.package]);
@@ -181,7 +182,7 @@ fn select(tool: &Tool, part: &Part, globs: &[&str]) -> Command {
 
 fn listed(log: &mut Log, command: &mut Command) -> Result<Vec<String>> {
     let text = log.run_and_read(command.args(["--list", "--colors=never", "--level=error"]))?;
-    // Cargo may say on standard error that it waits for a lock.
+    // Standard error may contain a message of Cargo, for example that it waits for a lock.
     let names = text.lines().filter(|line| line.contains(".rs:"));
     Ok(names.map(str::to_owned).collect())
 }
@@ -195,7 +196,7 @@ fn up_to_date(tool: &Tool, log: &mut Log, list: &Equivalents) -> Result<bool> {
     let names = Names::new(&all);
     let outdated: Vec<_> = list.outdated(&names).collect();
     for entry in &outdated {
-        log.say(format!("{LIST}: there is no such mutant: {entry}"));
+        log.say(format!("{LIST}: outdated, no such mutant: {entry}"));
     }
     Ok(outdated.is_empty())
 }
@@ -208,17 +209,18 @@ fn measure(
     command: Command,
     list: &Equivalents,
 ) -> Result<Figures> {
-    // Names are made of all mutants of the part, whichever of them run.
+    // The names depend on all mutants of the part, not only on those that run.
     let names = Names::new(&listed(log, &mut select(tool, part, part.files))?);
-    let mut results = judge(tool, log, part, command, part.slow)?;
-    let open = |results: &Results| -> Vec<String> {
+    let mut results = run_mutants(tool, log, part, command, part.slow)?;
+    let unlisted = |results: &Results| -> Vec<String> {
         let missed = results.missed.iter();
-        let unlisted = missed.filter(|name| !list.contain(names.lasting(name)));
+        let unlisted = missed.filter(|name| !list.contain(names.stable(name)));
         unlisted.cloned().collect()
     };
-    let survivors = open(&results);
+    let survivors = unlisted(&results);
     if !survivors.is_empty() && !part.slow.is_empty() {
-        // By file, because version 27 takes mutants of struct fields whatever the expressions say.
+        // Select by file as well: version 27 runs mutants of struct fields even if no `--re`
+        // matches them.
         let file = |name: &String| name.split(':').next().unwrap_or_default().to_owned();
         let files: BTreeSet<String> = survivors.iter().map(file).collect();
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
@@ -226,30 +228,30 @@ fn measure(
         for name in &survivors {
             command.args(["--re", &exactly(name)]);
         }
-        let mut again = judge(tool, log, part, command, &[])?;
+        let mut again = run_mutants(tool, log, part, command, &[])?;
         again.caught.retain(|name| survivors.contains(name));
         again.timeouts.retain(|name| survivors.contains(name));
         results.missed.retain(|name| !again.kills(name));
         results.caught.append(&mut again.caught);
         results.timeouts.append(&mut again.timeouts);
     }
-    let caught = results.caught.iter().map(|name| names.lasting(name));
-    let no_equivalents = caught.filter(|name| list.contain(name)).map(str::to_owned);
-    let survivors = open(&results);
+    let caught = results.caught.iter().map(|name| names.stable(name));
+    let killed_equivalents = caught.filter(|name| list.contain(name)).map(str::to_owned);
+    let survivors = unlisted(&results);
     Ok(Figures {
         caught: results.caught.len(),
         timeouts: results.timeouts.len(),
         unviable: results.unviable.len(),
         equivalent: results.missed.len() - survivors.len(),
-        no_equivalents: no_equivalents.collect(),
+        killed_equivalents: killed_equivalents.collect(),
         missed: survivors
             .iter()
-            .map(|name| format!("{name}\n    {}", names.lasting(name)))
+            .map(|name| format!("{name}\n    {}", names.stable(name)))
             .collect(),
     })
 }
 
-/// Names of mutants, by what came of them.
+/// Names of mutants, by result.
 struct Results {
     caught: Vec<String>,
     missed: Vec<String>,
@@ -259,15 +261,15 @@ struct Results {
 
 impl Results {
     fn read(dir: &Path) -> Self {
-        let of = |name: &str| {
+        let read = |name: &str| {
             let text = fs::read_to_string(dir.join(name)).unwrap_or_default();
             text.lines().map(str::to_owned).collect()
         };
         Self {
-            caught: of("caught.txt"),
-            missed: of("missed.txt"),
-            timeouts: of("timeout.txt"),
-            unviable: of("unviable.txt"),
+            caught: read("caught.txt"),
+            missed: read("missed.txt"),
+            timeouts: read("timeout.txt"),
+            unviable: read("unviable.txt"),
         }
     }
 
@@ -281,9 +283,9 @@ impl Results {
     }
 }
 
-/// Runs the mutants of a command with the tests of a part, without those whose names contain one of
-/// `slow`.
-fn judge(
+/// Runs the mutants of a command with the tests of a part, except the tests whose names contain one
+/// of `slow`.
+fn run_mutants(
     tool: &Tool,
     log: &mut Log,
     part: &Part,
@@ -301,11 +303,11 @@ fn judge(
     command.args([FAIL_FAST, "--", "--", "-Zunstable-options", "--fail-fast"]);
     let skipped = part.skip.iter().chain(slow);
     command.args(skipped.map(|name| format!("--skip={name}")));
-    // Its exit code is that of survivors too; without results something else is wrong.
+    // The command also fails if a mutant survives. It is an error only without results.
     let result = log.run(&mut command);
     let results = Results::read(&out.join("mutants.out"));
     if results.is_empty() {
-        result.context("no mutant ran: do the tests pass?")?;
+        result.context("no mutant ran; check that the tests pass without mutants")?;
     }
     Ok(results)
 }
@@ -314,7 +316,7 @@ fn judge(
 fn exactly(text: &str) -> String {
     let mut pattern = String::from("^");
     for c in text.chars() {
-        // Not all punctuation: a backslash gives some of it a meaning.
+        // Escape only these characters: a backslash gives other punctuation a special meaning.
         if r".+*?()|[]{}^$\".contains(c) {
             pattern.push('\\');
         }
@@ -325,13 +327,13 @@ fn exactly(text: &str) -> String {
 }
 
 impl Figures {
-    /// Mutants that ran or did not compile.
+    /// Returns the number of mutants that ran or did not compile.
     fn ran(&self) -> usize {
         self.caught + self.timeouts + self.unviable + self.equivalent + self.missed.len()
     }
 
-    /// Killed mutants per mille of those that compiled and are no equivalents.
-    fn killed(&self) -> Option<usize> {
+    /// Returns how many per mille of the mutants were killed, without unviable and equivalent ones.
+    fn killed_per_mille(&self) -> Option<usize> {
         let killed = self.caught + self.timeouts;
         (1000 * killed).checked_div(killed + self.missed.len())
     }
@@ -340,10 +342,10 @@ impl Figures {
         for name in &self.missed {
             log.say(format!("survived: {name}"));
         }
-        for name in &self.no_equivalents {
-            log.say(format!("{LIST}: a test kills it: {name}"));
+        for name in &self.killed_equivalents {
+            log.say(format!("{LIST}: not equivalent, a test kills it: {name}"));
         }
-        let killed = self.killed().unwrap_or(1000);
+        let killed = self.killed_per_mille().unwrap_or(1000);
         log.say(format!(
             "{part}: {} of {all} mutants: {} caught, {} missed, {} unviable, {} timeouts, \
              {} equivalent; {}.{} % killed",
@@ -390,14 +392,14 @@ mod tests {
             equivalent: 20,
             ..Figures::default()
         };
-        assert_eq!(figures.killed(), Some(1000));
+        assert_eq!(figures.killed_per_mille(), Some(1000));
         figures.missed = vec![String::new(); 3];
-        assert_eq!(figures.killed(), Some(970));
+        assert_eq!(figures.killed_per_mille(), Some(970));
         assert_eq!(figures.ran(), 170);
     }
 
     #[test]
-    fn the_list_can_be_read() {
+    fn list_can_be_read() {
         let root = Context::new(false, false).unwrap().root;
         let text = files::read(&root, LIST).unwrap();
         Equivalents::parse(&text).unwrap();

@@ -1,24 +1,24 @@
-//! The parts of the tree in which mutants are made, and the tests that judge each.
+//! The parts of the tree that are mutated, and the tests that run for each mutant.
 //!
-//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that
-//! survive these meet its slow tests, too, which would take too long for each. The simulator, which
-//! kills many of them as well, takes longer than all of these.
+//! A mutant should take seconds, so only the fast tests of the crate run first. The slow tests run
+//! only for the mutants that survive the fast ones. The simulator would take even longer, so it
+//! does not run.
 
 /// A part of the tree.
 pub(crate) struct Part {
     /// The name for `--part`.
     pub(crate) name: &'static str,
-    /// The package whose files are changed.
+    /// The package that is mutated.
     pub(crate) package: &'static str,
-    /// Globs of the files that are changed.
+    /// Globs of the files that are mutated.
     pub(crate) files: &'static [&'static str],
-    /// The packages whose tests are run.
+    /// The packages whose tests run.
     pub(crate) test_packages: &'static [&'static str],
-    /// Arguments of cargo that choose the test programs. Others are not even compiled.
+    /// Arguments of cargo that choose the test programs. Other programs are not compiled.
     pub(crate) programs: &'static [&'static str],
-    /// Tests that run only for the mutants that survive all others, by parts of their names.
+    /// Parts of the names of tests that run only for mutants that survive all other tests.
     pub(crate) slow: &'static [&'static str],
-    /// Tests that are left out, by parts of their names.
+    /// Parts of the names of tests that never run.
     pub(crate) skip: &'static [&'static str],
 }
 
@@ -40,7 +40,7 @@ pub(crate) const PARTS: &[Part] = &[
         test_packages: &["iwarp-rnic"],
         programs: &["--lib"],
         slow: &[],
-        // A test of races that takes longer than all others.
+        // A test for races that takes longer than all other tests together.
         skip: &["stress_tests::no_access_sees"],
     },
     Part {
@@ -95,7 +95,7 @@ pub(crate) const PARTS: &[Part] = &[
             "waiting::",
             "xrc::",
         ],
-        // They compile programs.
+        // These tests compile programs.
         skip: &["examples::"],
     },
     Part {

@@ -1,7 +1,7 @@
-//! cargo-mutants itself, and the copy of the tree that it changes.
+//! Finds or installs cargo-mutants, and makes the copy of the tree that it changes.
 //!
-//! The copy is below the target folder and stays there, so that what was compiled is used again,
-//! and nobody's working tree is changed under his hands.
+//! The copy is below the target folder and is kept, so that the next run reuses compiled code. The
+//! developer's work tree does not change.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,25 +14,25 @@ use xtask::context::{Context, find_program};
 use xtask::files;
 use xtask::process::{Log, cargo};
 
-/// The version of cargo-mutants that is installed where there is none.
+/// The version of cargo-mutants to install.
 const VERSION: &str = "27.1.0";
 
 /// cargo-mutants, ready to run.
 pub(crate) struct Tool {
     /// The copy of the tree.
     tree: PathBuf,
-    /// The folder for what is compiled and for results.
+    /// The folder for compiled code and for results.
     pub(crate) home: PathBuf,
-    /// Where the program is, if it is not in `PATH`.
+    /// The folder of the program, if it is not in `PATH`.
     bin: PathBuf,
 }
 
 impl Tool {
-    /// Finds cargo-mutants, or installs it into the target folder if `context` allows that. `None`
-    /// if there is none.
+    /// Finds cargo-mutants, or installs it into the target folder if `context` allows that. Returns
+    /// `None` if it is not installed.
     ///
     /// # Errors
-    /// When the tree cannot be copied.
+    /// If the tree cannot be copied.
     pub(crate) fn new(context: &Context, log: &mut Log) -> Result<Option<Self>> {
         let root = context
             .target
@@ -42,15 +42,14 @@ impl Tool {
             if !context.install {
                 return Ok(None);
             }
-            // Unoptimised: it only reads sources and starts cargo, and compiling it takes a third
-            // of the time.
+            // An unoptimised build is fast enough, and compiles in a third of the time.
             let mut install = cargo(&context.root);
             install
                 .args(["install", "cargo-mutants", "--locked", "--debug"])
                 .args(["--version", VERSION, "--root"])
                 .arg(&root);
             if let Err(error) = log.run(&mut install) {
-                log.say(format!("could not install cargo-mutants: {error:#}"));
+                log.say(format!("cannot install cargo-mutants: {error:#}"));
                 return Ok(None);
             }
         }
@@ -72,7 +71,7 @@ impl Tool {
             .env("CARGO_TARGET_DIR", self.home.join("build"))
             // Each mutant is a small change.
             .env("CARGO_INCREMENTAL", "1")
-            // A case that fails is not to be kept, and few are enough for a change that matters.
+            // A few cases suffice to detect most mutants. Failing cases must not be kept.
             .env("PROPTEST_CASES", "16")
             .env("PROPTEST_FAILURE_PERSISTENCE", "off")
             .args(["mutants", "--in-place", "--dir"])
@@ -81,28 +80,28 @@ impl Tool {
     }
 }
 
-/// Makes `tree` equal to the files of the working tree at `root`, those that are not committed
-/// included. Files that are equal are not touched.
+/// Makes `tree` equal to the work tree at `root`, including files that are not committed. Does not
+/// write files that are already equal.
 fn copy_tree(root: &Path, tree: &Path) -> Result<()> {
     let listing = files::listed(root)?;
     let files: HashSet<&Path> = listing.iter().map(Path::new).collect();
     for file in &files {
         let (from, to) = (root.join(file), tree.join(file));
         let wanted = fs::read(&from).with_context(|| format!("reading {}", from.display()))?;
-        if fs::read(&to).is_ok_and(|there| there == wanted) {
+        if fs::read(&to).is_ok_and(|contents| contents == wanted) {
             continue;
         }
         if let Some(dir) = to.parent() {
             fs::create_dir_all(dir)?;
         }
-        // Copies the mode too: tests start scripts. The time is that of the copy, so cargo compiles
-        // what changed.
+        // This also copies the mode, because tests start scripts. The copy has the current time, so
+        // cargo compiles the changed files.
         fs::copy(&from, &to).with_context(|| format!("writing {}", to.display()))?;
     }
     remove_others(tree, tree, &files)
 }
 
-/// Removes what is not in `files` from `dir`, which is in `tree`.
+/// Removes all files below `dir`, a folder of `tree`, that are not in `files`.
 fn remove_others(tree: &Path, dir: &Path, files: &HashSet<&Path>) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();

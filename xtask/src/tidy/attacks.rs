@@ -7,19 +7,19 @@ use super::{Finding, Severity};
 
 /// The document.
 pub(crate) const FILE: &str = "docs/security.md";
-/// Where the files with the attacks are.
-const ATTACKS: &str = "conformance/src/attack/";
-/// Begins the last cell of a row that no test can show.
-const BY_HAND: &str = "By hand: ";
+/// The folder with the attacks of the conformance suite.
+const ATTACKS_DIR: &str = "conformance/src/attack/";
+/// The prefix of the last cell if no test can check the row.
+const MANUAL_PREFIX: &str = "By hand: ";
 
-/// The names of all functions, and the texts of the attacks.
+/// What the last cells may name: all functions, and the descriptions of the attacks.
 #[derive(Default)]
-pub(crate) struct Shown {
+pub(crate) struct Evidence {
     functions: HashSet<String>,
     attacks: HashSet<String>,
 }
 
-impl Shown {
+impl Evidence {
     /// Adds a source file.
     pub(crate) fn add(&mut self, file: &str, text: &str) {
         for (_, rest) in text
@@ -31,13 +31,13 @@ impl Shown {
                 .next();
             self.functions.extend(name.map(str::to_owned));
         }
-        if file.starts_with(ATTACKS) {
+        if file.starts_with(ATTACKS_DIR) {
             self.attacks
                 .extend(text.split('"').skip(1).step_by(2).map(str::to_owned));
         }
     }
 
-    /// Returns a finding for each mistake of the document.
+    /// Returns a finding for each error in the tables of the document.
     pub(crate) fn compare(&self, document: &str) -> Vec<Finding> {
         let mut findings = Vec::new();
         let rows = document.lines().enumerate();
@@ -45,7 +45,7 @@ impl Shown {
             if line.starts_with("| ---") || line.ends_with("| Shown by |") {
                 continue;
             }
-            findings.extend(self.mistakes(line).into_iter().map(|text| Finding {
+            findings.extend(self.row_errors(line).into_iter().map(|text| Finding {
                 severity: Severity::Error,
                 place: format!("{FILE}:{}", at + 1),
                 text,
@@ -54,21 +54,21 @@ impl Shown {
         findings
     }
 
-    fn mistakes(&self, row: &str) -> Vec<String> {
+    fn row_errors(&self, row: &str) -> Vec<String> {
         let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [_, _, shown] = cells[..] else {
+        let [_, _, evidence] = cells[..] else {
             return vec![format!("{} cells instead of three", cells.len())];
         };
         if cells.iter().any(|cell| cell.is_empty()) {
             return vec!["a cell is empty".into()];
         }
-        if shown.starts_with(BY_HAND) {
+        if evidence.starts_with(MANUAL_PREFIX) {
             return Vec::new();
         }
-        let tests: Vec<_> = shown.split('`').skip(1).step_by(2).collect();
-        let attacks: Vec<_> = shown.split('"').skip(1).step_by(2).collect();
+        let tests: Vec<_> = evidence.split('`').skip(1).step_by(2).collect();
+        let attacks: Vec<_> = evidence.split('"').skip(1).step_by(2).collect();
         if tests.is_empty() && attacks.is_empty() {
-            return vec!["it names no test".into()];
+            return vec!["the row names no test".into()];
         }
         let no_test = tests.iter().filter(|name| !self.functions.contains(**name));
         let no_attack = attacks.iter().filter(|name| !self.attacks.contains(**name));
@@ -84,11 +84,11 @@ mod tests {
     use super::*;
 
     fn found(row: &str) -> Vec<String> {
-        let mut shown = Shown::default();
-        shown.add("a.rs", "#[test]\nfn it_holds() {}\nfn other<T>() {}");
-        shown.add(ATTACKS, "segment(\"DDP: a\", \"DDP: b\")");
+        let mut evidence = Evidence::default();
+        evidence.add("a.rs", "#[test]\nfn it_holds() {}\nfn other<T>() {}");
+        evidence.add(ATTACKS_DIR, "segment(\"DDP: a\", \"DDP: b\")");
         let table = format!("| Attack | What we do | Shown by |\n| --- | --- | --- |\n{row}\n");
-        let findings = shown.compare(&table);
+        let findings = evidence.compare(&table);
         findings.into_iter().map(|finding| finding.text).collect()
     }
 
@@ -105,7 +105,7 @@ mod tests {
     fn no_cell_is_empty() {
         assert_eq!(found("| a |  | `it_holds` |"), ["a cell is empty"]);
         assert_eq!(found("| a | b |  |"), ["a cell is empty"]);
-        assert_eq!(found("| a | b | certainly |"), ["it names no test"]);
+        assert_eq!(found("| a | b | certainly |"), ["the row names no test"]);
         assert_eq!(found("| a | b |"), ["2 cells instead of three"]);
     }
 }

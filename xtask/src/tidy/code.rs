@@ -17,7 +17,7 @@ pub(crate) fn code_only(text: &str) -> String {
 struct Scanner<'a> {
     rest: &'a str,
     out: String,
-    /// The last character of code. It tells whether an `r` starts a raw string or ends a name.
+    /// The last character of code. An `r` after a character of a name does not start a raw string.
     last: char,
 }
 

@@ -6,7 +6,7 @@ use super::{Finding, Severity};
 
 /// Commands that the README must name.
 const README_COMMANDS: &[&str] = &["cargo run --release -- perf", "cargo xtask test"];
-/// Longest README, in lines. Longer texts and tables belong into `docs/`.
+/// The maximum length of the README, in lines. Longer texts and tables belong in `docs/`.
 const README_LINES_MAX: usize = 130;
 
 fn error(place: String, text: String) -> Finding {
@@ -17,7 +17,7 @@ fn error(place: String, text: String) -> Finding {
     }
 }
 
-/// Checks that relative links lead to a file of the tree.
+/// Checks that the file or folder of each relative link exists.
 pub(crate) fn links(root: &Path, file: &str, text: &str) -> Vec<Finding> {
     let base = root.join(file);
     let base = base.parent().unwrap_or(root);
@@ -36,7 +36,7 @@ pub(crate) fn links(root: &Path, file: &str, text: &str) -> Vec<Finding> {
             if !external && !path.is_empty() && !base.join(path).exists() {
                 findings.push(error(
                     format!("{file}:{}", at + 1),
-                    format!("{target} leads nowhere"),
+                    format!("there is no file {target}"),
                 ));
             }
         }
@@ -93,7 +93,7 @@ mod tests {
     const GOOD: &str = "Rust 1.95\n`cargo run --release -- perf`\n`cargo xtask test`\n";
 
     #[test]
-    fn a_good_readme_is_good() {
+    fn complete_readme_passes() {
         assert!(readme(GOOD, MANIFEST).is_empty());
     }
 
@@ -103,14 +103,14 @@ mod tests {
             assert_eq!(readme(&GOOD.replace(part, ""), MANIFEST).len(), 1, "{part}");
         }
         assert_eq!(readme(GOOD, "").len(), 1);
-        let room = README_LINES_MAX - GOOD.lines().count();
-        let long = |more: usize| GOOD.to_owned() + &"x\n".repeat(more);
-        assert!(readme(&long(room), MANIFEST).is_empty());
-        assert_eq!(readme(&long(room + 1), MANIFEST).len(), 1);
+        let remaining = README_LINES_MAX - GOOD.lines().count();
+        let extended = |lines: usize| GOOD.to_owned() + &"x\n".repeat(lines);
+        assert!(readme(&extended(remaining), MANIFEST).is_empty());
+        assert_eq!(readme(&extended(remaining + 1), MANIFEST).len(), 1);
     }
 
     #[test]
-    fn links_must_lead_somewhere() {
+    fn broken_links_are_found() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let check = |text: &str| links(root, "src/README.md", text).len();
         assert_eq!(check("[a](main.rs) [b](../Cargo.toml#x \"title\")"), 0);

@@ -4,15 +4,14 @@ use super::{Finding, Severity};
 
 /// The document with the messages.
 pub(crate) const FILE: &str = "docs/troubleshooting.md";
-/// The section with messages of foreign programs, which is not checked.
-const FOREIGN_SECTION: &str = "## What programs say";
-/// Stands for the variable part of a message.
+/// The section with messages of other programs, which is not checked.
+const UNCHECKED_SECTION: &str = "## What programs say";
+/// Replaces the variable part of a message.
 const VARIABLE: char = '…';
-/// Separators of the clauses of a message. Several functions may write the clauses, so each clause
-/// is looked for by itself.
-const JOINTS: [&str; 3] = [": ", "(", ")"];
-/// Shorter clauses are not looked for: they occur in many texts, so finding them would prove
-/// nothing.
+/// Separators of the clauses of a message. Different functions may write the clauses, so each
+/// clause is searched for separately.
+const SEPARATORS: [&str; 3] = [": ", "(", ")"];
+/// The minimum length of a clause that is searched for. Shorter clauses occur in many texts.
 const CLAUSE_MIN: usize = 6;
 
 /// The texts of all source files, joined.
@@ -25,9 +24,9 @@ impl Sources {
     /// Adds a source file. Lines that a literal continues with a backslash are joined.
     pub(crate) fn add(&mut self, text: &str) {
         let mut rest = text;
-        while let Some((line, behind)) = rest.split_once("\\\n") {
+        while let Some((line, after)) = rest.split_once("\\\n") {
             self.text.push_str(line);
-            rest = behind.trim_start();
+            rest = after.trim_start();
         }
         self.text.push_str(rest);
         self.text.push('\n');
@@ -36,12 +35,12 @@ impl Sources {
     /// Returns a finding for each message of the document that is in no source file.
     pub(crate) fn compare(&self, document: &str) -> Vec<Finding> {
         let mut findings = Vec::new();
-        let mut foreign = false;
+        let mut unchecked = false;
         for (at, line) in document.lines().enumerate() {
             if line.starts_with("## ") {
-                foreign = line == FOREIGN_SECTION;
+                unchecked = line == UNCHECKED_SECTION;
             }
-            if foreign {
+            if unchecked {
                 continue;
             }
             for message in quoted(line) {
@@ -62,9 +61,9 @@ impl Sources {
 /// Returns the clauses of a message, each of which must be in a source file.
 fn clauses(message: &str) -> impl Iterator<Item = &str> {
     let parts = message.split(VARIABLE);
-    let parts = JOINTS.iter().fold(
+    let parts = SEPARATORS.iter().fold(
         Box::new(parts) as Box<dyn Iterator<Item = &str>>,
-        |parts, joint| Box::new(parts.flat_map(move |part| part.split(joint))),
+        |parts, separator| Box::new(parts.flat_map(move |part| part.split(separator))),
     );
     parts.map(|part| part.trim_matches([' ', ':']))
 }
@@ -104,7 +103,10 @@ mod tests {
             0
         );
         let table = "| `cannot find it` | x |";
-        assert_eq!(findings(&format!("{FOREIGN_SECTION}\n{table}")), 0);
-        assert_eq!(findings(&format!("{FOREIGN_SECTION}\n## Ours\n{table}")), 1);
+        assert_eq!(findings(&format!("{UNCHECKED_SECTION}\n{table}")), 0);
+        assert_eq!(
+            findings(&format!("{UNCHECKED_SECTION}\n## Ours\n{table}")),
+            1
+        );
     }
 }

@@ -28,7 +28,7 @@ enum Severity {
     Error,
 }
 
-/// One broken rule.
+/// A violation of a rule.
 struct Finding {
     severity: Severity,
     place: String,
@@ -38,7 +38,7 @@ struct Finding {
 /// Prints the rooms of all crates and what they name, in the form of the table.
 ///
 /// # Errors
-/// A file cannot be read.
+/// If git cannot list the files, or a file cannot be read.
 pub(crate) fn print_rooms(context: &Context) -> Result<()> {
     let mut crates = rooms::Crates::default();
     for file in files::listed(&context.root)? {
@@ -59,7 +59,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut findings = Vec::new();
     let mut variables = options::Variables::default();
     let mut sources = messages::Sources::default();
-    let mut shown = attacks::Shown::default();
+    let mut evidence = attacks::Evidence::default();
     let mut crates = rooms::Crates::default();
     let mut count = 0;
     for file in files::own_texts(root)? {
@@ -71,7 +71,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             findings.extend(rules::rust(&file, &text, &modules));
             variables.add(&file, &text);
             sources.add(&text);
-            shown.add(&file, &text);
+            evidence.add(&file, &text);
             crates.add(&file, &text);
         }
         if file.ends_with(".md") {
@@ -80,7 +80,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     }
     let readme = files::read(root, "README.md")?;
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
-    findings.extend(shown.compare(&files::read(root, attacks::FILE)?));
+    findings.extend(evidence.compare(&files::read(root, attacks::FILE)?));
     let rooms = rooms::Table::parse(&files::read(root, rooms::FILE)?)
         .map_err(|error| anyhow!("{}: {error}", rooms::FILE))?;
     findings.extend(crates.compare(&rooms));

@@ -7,7 +7,7 @@ use super::{Finding, Severity};
 
 /// The document with the rows.
 pub(crate) const FILE: &str = "docs/options.md";
-/// The beginning of the names.
+/// The prefix of the variables' names.
 const PREFIX: &str = "IWARP_";
 
 /// The variables that the sources read, each with the first file that reads it.
@@ -22,7 +22,7 @@ impl Variables {
     pub(crate) fn add(&mut self, file: &str, text: &str) {
         for (at, _) in text.match_indices(&format!("\"{PREFIX}")) {
             let rest = &text[at + 1..];
-            let name = name_at(rest);
+            let name = leading_name(rest);
             if name.len() > PREFIX.len() && rest[name.len()..].starts_with('"') {
                 let place = self.read.entry(name.to_owned());
                 place.or_insert_with(|| file.to_owned());
@@ -60,14 +60,14 @@ fn documented(document: &str) -> BTreeSet<String> {
             .and_then(|rest| rest.split('|').next())
             .unwrap_or_default();
         for (at, _) in first.match_indices(PREFIX) {
-            names.insert(name_at(&first[at..]).to_owned());
+            names.insert(leading_name(&first[at..]).to_owned());
         }
     }
     names
 }
 
 /// Returns the capital letters, digits and underscores at the beginning of `text`.
-fn name_at(text: &str) -> &str {
+fn leading_name(text: &str) -> &str {
     let part = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     let end = text.find(|c| !part(c)).unwrap_or(text.len());
     &text[..end]
@@ -77,7 +77,7 @@ fn name_at(text: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// Written in two halves. Otherwise the rule would find these names in this file.
+    /// Split into two literals. Otherwise the rule would find these names in this file.
     const A: &str = concat!("IWARP", "_A");
     const B: &str = concat!("IWARP", "_B2");
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_and_prefixes_are_no_variables() {
+    fn messages_and_prefixes_are_ignored() {
         let source = format!("\"{A}=1: bad\"; starts_with(\"{PREFIX}\"); // {B}");
         assert!(findings(&source, "").is_empty());
         assert!(findings("", &format!("text {A}\n| x | {A} |\n")).is_empty());

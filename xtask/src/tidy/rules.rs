@@ -3,16 +3,16 @@
 use super::code::code_only;
 use super::{Finding, Severity};
 
-/// A longer file is an error.
+/// A file with more lines is an error.
 const LINES_MAX: usize = 900;
-/// A longer file is a warning.
+/// A file with more lines is a warning.
 const LINES_WARN: usize = 600;
 /// How many lines above an `unsafe` block its SAFETY comment may begin. The comment may have
 /// several lines.
 const SAFETY_REACH: usize = 10;
 
-/// Marks of unfinished work. They are written in two halves, because otherwise this file would
-/// break its own rule.
+/// Marks of unfinished work. They are split into two literals, because otherwise this file would
+/// violate its own rule.
 const UNFINISHED_WORDS: &[&str] = &[
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -20,11 +20,11 @@ const UNFINISHED_WORDS: &[&str] = &[
 ];
 const UNFINISHED_MACROS: &[&str] = &[concat!("todo", "!"), concat!("unimplemented", "!")];
 
-/// Names of the clock that an administrator or the network may set. What is timed by it goes wrong
-/// when that happens.
+/// Names of the wall clock. An administrator or the network may set it, which would break timers
+/// that use it.
 const WALL_CLOCK: &[&str] = &["SystemTime", "UNIX_EPOCH", "CLOCK_REALTIME", "Realtime"];
-/// The libraries, in which nothing may depend on that clock.
-const UNCLOCKED: &[&str] = &[
+/// The libraries. They must not use the wall clock.
+const MONOTONIC_ONLY: &[&str] = &[
     "crates/iwarp-proto/src/",
     "crates/iwarp-rnic/src/",
     "crates/iwarp/src/",
@@ -32,26 +32,26 @@ const UNCLOCKED: &[&str] = &[
     "crates/iwarp-rsocket/src/",
     "crates/iwarp-rspreload/src/",
 ];
-/// The files of these that only show its time: in captured packets, and in completions of programs
-/// that ask for it.
-const SHOW_TIME: &[&str] = &[
+/// The exceptions. These files only report the time: in captured packets, and in completions if
+/// the program asks for it.
+const SHOWS_TIME: &[&str] = &[
     "crates/iwarp/src/capture/output.rs",
     "crates/iwarp-verbs/src/cq/extended.rs",
 ];
 
-/// The libraries that end in programs which may fork, so that a lock of the whole process could be
-/// held for ever in a child.
-const FORKED: &[&str] = &[
+/// The libraries that are part of programs that may fork. If a static lock is held at the time of
+/// a fork, it stays held forever in the child.
+const FORK_SAFE: &[&str] = &[
     "crates/iwarp/src/",
     "crates/iwarp-verbs/src/",
     "crates/iwarp-rsocket/src/",
     "crates/iwarp-rspreload/src/",
     "crates/iwarp-paths/src/",
 ];
-/// Types that a thread may be inside of at the time of a fork.
+/// Types that a thread may have locked at the time of a fork.
 const LOCKS: &[&str] = &["Mutex", "RwLock", "Once", "OnceLock", "LazyLock"];
 
-/// Beginnings of paths that exist on one person's machine only. Examples use `/home/`, which is
+/// Prefixes of paths that exist on one person's machine only. Examples use `/home/`, which is
 /// allowed.
 const MACHINE_PATHS: &[&str] = &[concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
@@ -61,10 +61,10 @@ pub(crate) struct UnsafeModules {
 }
 
 impl UnsafeModules {
-    /// Reads the table. A line without a reason is an error.
+    /// Parses the table.
     ///
     /// # Errors
-    /// Names the wrong line.
+    /// If a line has no reason. The text names the line.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut paths = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -80,7 +80,7 @@ impl UnsafeModules {
         Ok(Self { paths })
     }
 
-    fn allow(&self, file: &str) -> bool {
+    fn allows(&self, file: &str) -> bool {
         self.paths
             .iter()
             .any(|path| file == path || (path.ends_with('/') && file.starts_with(path)))
@@ -104,7 +104,7 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
     {
         add(
             1,
-            "a file starts with a `//!` head that says what it is for".into(),
+            "the file does not start with a `//!` comment about its purpose".into(),
         );
     }
     for (at, line) in text.lines().enumerate() {
@@ -125,28 +125,28 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
         if reads_wall_clock(file, line) {
             add(
                 at + 1,
-                "the wall clock may jump: use the monotonic one".into(),
+                "the wall clock may be set: use the monotonic clock".into(),
             );
         }
         if is_static_lock(file, line) && !is_test(file, &code, at) {
             add(
                 at + 1,
-                "a child of a fork may find it held: use `ProcessLock`, or no lock".into(),
+                "a fork may leave the lock held in the child: use `ProcessLock`, or none".into(),
             );
         }
         if !has_word(line, "unsafe") {
             continue;
         }
-        if !modules.allow(file) {
+        if !modules.allows(file) {
             add(
                 at + 1,
-                "`unsafe` stands only in the modules of xtask/unsafe-modules.txt".into(),
+                "`unsafe` is allowed only in the modules of xtask/unsafe-modules.txt".into(),
             );
         }
         if needs_reason(&code, at) && !has_reason(&raw, &code, at) {
             add(
                 at + 1,
-                "no SAFETY: comment in the lines above says why this is sound".into(),
+                "no SAFETY: comment above this line states why it is sound".into(),
             );
         }
     }
@@ -154,7 +154,7 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
     findings
 }
 
-/// Returns `true` if a line of a library's code makes a static with a lock.
+/// Returns `true` if the line declares a static lock in a library that must be safe to fork.
 fn is_static_lock(file: &str, line: &str) -> bool {
     let code = line.trim_start();
     let code = code.split_once(") ").map_or(code, |(visible, rest)| {
@@ -166,25 +166,24 @@ fn is_static_lock(file: &str, line: &str) -> bool {
     });
     let is_static = code.trim_start_matches("pub ").starts_with("static ");
     let declared = code.split_once('=').map_or(code, |(type_of, _)| type_of);
-    FORKED.iter().any(|library| file.starts_with(library))
+    FORK_SAFE.iter().any(|library| file.starts_with(library))
         && is_static
         && LOCKS.iter().any(|lock| has_word(declared, lock))
 }
 
-/// Returns `true` if a line belongs to tests, which stand at the end of a file or in a file of
-/// their own, or to the fuzzer.
+/// Returns `true` if a line belongs to tests or to the fuzzer. Tests are at the end of a file or in
+/// a separate file.
 fn is_test(file: &str, code: &str, line: usize) -> bool {
-    let of_tests = |ending| file.ends_with(ending);
     ["tests.rs", "testing.rs", "fuzzing.rs"]
         .into_iter()
-        .any(of_tests)
+        .any(|suffix| file.ends_with(suffix))
         || code.lines().take(line).any(|line| line == "#[cfg(test)]")
 }
 
-/// Returns `true` if a line of a library's code names the wall clock and must not.
+/// Returns `true` if the line names the wall clock in a file that must not use it.
 fn reads_wall_clock(file: &str, line: &str) -> bool {
-    UNCLOCKED.iter().any(|folder| file.starts_with(folder))
-        && !SHOW_TIME.contains(&file)
+    MONOTONIC_ONLY.iter().any(|folder| file.starts_with(folder))
+        && !SHOWS_TIME.contains(&file)
         && WALL_CLOCK.iter().any(|name| has_word(line, name))
 }
 
@@ -194,7 +193,7 @@ fn length(file: &str, lines: usize) -> Option<Finding> {
         _ if lines > LINES_WARN => (Severity::Warning, LINES_WARN),
         _ => return None,
     };
-    let text = format!("{lines} lines are more than {limit}: divide the file");
+    let text = format!("{lines} lines are more than {limit}: split the file");
     Some(Finding {
         severity,
         place: file.to_owned(),
@@ -217,8 +216,8 @@ fn needs_reason(code: &str, line: usize) -> bool {
     }) && has_word(code.lines().nth(line).unwrap_or_default(), "unsafe")
 }
 
-/// Returns `true` if a SAFETY comment is close above the line, and no other `unsafe` block is
-/// between them.
+/// Returns `true` if a SAFETY comment is at most [`SAFETY_REACH`] lines above the line, and no
+/// other `unsafe` block is between them.
 fn has_reason(raw: &[&str], code: &str, line: usize) -> bool {
     let from = line.saturating_sub(SAFETY_REACH);
     for at in (from..=line).rev() {
@@ -272,14 +271,14 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_file_is_clean() {
+    fn clean_file_has_no_findings() {
         assert_eq!(check("//! Head.\nfn f() {}\n"), Vec::<String>::new());
     }
 
     #[test]
-    fn the_head_is_missed() {
-        assert!(check("fn f() {}\n")[0].contains("head"));
-        assert!(check("")[0].contains("head"));
+    fn missing_head_comment_is_found() {
+        assert!(check("fn f() {}\n")[0].contains("//!"));
+        assert!(check("")[0].contains("//!"));
     }
 
     #[test]
@@ -310,7 +309,7 @@ mod tests {
             "ClockId::Realtime",
         ] {
             assert_eq!(findings("crates/iwarp/src/conn/machine_timer.rs", code), 1);
-            assert_eq!(findings(SHOW_TIME[0], code), 0);
+            assert_eq!(findings(SHOWS_TIME[0], code), 0);
             assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0);
         }
         let monotonic = "now(libc::CLOCK_MONOTONIC); // not CLOCK_REALTIME";
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_needs_a_reason_close_by() {
+    fn unsafe_needs_nearby_safety_comment() {
         assert!(check("//! Head.\nfn f() { unsafe { g() } }\n")[0].contains("SAFETY"));
         assert!(check("//! Head.\nunsafe impl Send for A {}\n")[0].contains("SAFETY"));
         assert!(check("//! Head.\nlet a = unsafe\n{ g() };\n")[0].contains("SAFETY"));
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_stands_in_listed_modules_only() {
+    fn unsafe_outside_listed_modules_is_found() {
         let modules = UnsafeModules::parse("ok/  because\n").unwrap();
         let text = "//! Head.\nunsafe fn f() {}\n";
         assert_eq!(rust("ok/a.rs", text, &modules).len(), 0);
@@ -393,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_paths_are_seen() {
+    fn machine_paths_are_found() {
         for path in MACHINE_PATHS {
             assert_eq!(any_text("a.md", &format!("x\nsee {path}y\n")).len(), 1);
         }

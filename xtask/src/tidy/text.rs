@@ -2,22 +2,22 @@
 
 use super::{Finding, Severity};
 
-/// The most columns of a line.
-const COLUMNS: usize = 100;
-/// The most words in the name of a test.
-const TEST_NAME_WORDS: usize = 8;
-/// Endings of the names of files whose lines are measured.
-const MEASURED: &[&str] = &[
+/// The maximum width of a line, in characters.
+const COLUMNS_MAX: usize = 100;
+/// The maximum number of words in the name of a test.
+const TEST_NAME_WORDS_MAX: usize = 8;
+/// Suffixes of the files in which the width of lines is checked.
+const WRAPPED_SUFFIXES: &[&str] = &[
     ".rs", ".c", ".h", ".md", ".sh", ".py", ".toml", ".yml", ".yaml",
 ];
-/// Beginnings of the blocks of a document that show what programs print, which cannot be wrapped.
+/// The first lines of the code blocks that show what programs print. Their lines may be wider.
 const OUTPUT: &[&str] = &["```text", "```console"];
-/// Files that commands write.
-const WRITTEN: &[&str] = &["bench/RESULTS.md", "bench/results/"];
-/// Beginnings of comments that are clipped sentences. They are followed by a space.
+/// Prefixes of the paths of generated files, which are not checked.
+const GENERATED: &[&str] = &["bench/RESULTS.md", "bench/results/"];
+/// First words of comments that are incomplete sentences.
 const CLIPPED: &[&str] = &["That", "Those", "Of one", "So many", "So long", "The same"];
-/// Expressions that readers had to read twice. Each is written in two halves, because otherwise
-/// this file would break its own rule.
+/// Expressions that are hard to understand. Each is split into two literals, because otherwise
+/// this file would violate its own rule.
 const UNCLEAR: &[&str] = &[
     concat!("for so", " long"),
     concat!("in", " vain"),
@@ -28,7 +28,7 @@ const UNCLEAR: &[&str] = &[
 /// Checks the text of one file.
 pub(crate) fn check(file: &str, text: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if WRITTEN.iter().any(|start| file.starts_with(start)) {
+    if GENERATED.iter().any(|start| file.starts_with(start)) {
         return findings;
     }
     let mut add = |line: usize, text: String| {
@@ -43,8 +43,11 @@ pub(crate) fn check(file: &str, text: &str) -> Vec<Finding> {
         if file.ends_with(".md") && line.trim_start().starts_with("```") {
             output = OUTPUT.iter().any(|kind| line.trim() == *kind);
         }
-        if !output && MEASURED.iter().any(|ending| file.ends_with(ending)) && is_too_wide(line) {
-            add(at, format!("more than {COLUMNS} columns"));
+        if !output
+            && WRAPPED_SUFFIXES.iter().any(|ending| file.ends_with(ending))
+            && is_too_wide(line)
+        {
+            add(at, format!("more than {COLUMNS_MAX} columns"));
         }
         if let Some(comment) = comment(file, line) {
             if let Some(start) = CLIPPED.iter().find(|start| begins_with(comment, start)) {
@@ -61,10 +64,10 @@ pub(crate) fn check(file: &str, text: &str) -> Vec<Finding> {
     if file.ends_with(".rs") {
         for (at, name) in names_of_tests(text) {
             let words = name.split('_').filter(|word| !word.is_empty()).count();
-            if words > TEST_NAME_WORDS {
+            if words > TEST_NAME_WORDS_MAX {
                 add(
                     at,
-                    format!("{name}: a test name has at most {TEST_NAME_WORDS} words"),
+                    format!("{name}: a test name has at most {TEST_NAME_WORDS_MAX} words"),
                 );
             }
         }
@@ -72,10 +75,10 @@ pub(crate) fn check(file: &str, text: &str) -> Vec<Finding> {
     findings
 }
 
-/// Returns `true` if a line is too wide and could be wrapped. Rows of tables, quotations of RFCs
-/// and addresses cannot.
+/// Returns `true` if a line is too wide and can be wrapped. Rows of tables, quotations of RFCs and
+/// addresses cannot be wrapped.
 fn is_too_wide(line: &str) -> bool {
-    if line.chars().count() <= COLUMNS {
+    if line.chars().count() <= COLUMNS_MAX {
         return false;
     }
     let text = line.trim_start();
@@ -84,7 +87,8 @@ fn is_too_wide(line: &str) -> bool {
     !quoted && !text.starts_with('|') && !text.contains("://")
 }
 
-/// Returns the text of a line of comment or documentation. Quotations of RFCs are neither.
+/// Returns the text of a comment or of a line of a document. Returns `None` for other lines and for
+/// quotations of RFCs.
 fn comment<'a>(file: &str, line: &'a str) -> Option<&'a str> {
     let text = line.trim_start();
     if file.ends_with(".rs") {
@@ -133,10 +137,10 @@ mod tests {
 
     #[test]
     fn wide_lines_are_found() {
-        let wide = "x".repeat(COLUMNS + 1);
+        let wide = "x".repeat(COLUMNS_MAX + 1);
         assert_eq!(findings("a.rs", &wide), ["a.rs:1 more than 100 columns"]);
         assert_eq!(findings("a.rs", &wide[1..]), [""; 0]);
-        assert_eq!(findings("a.md", &"ü".repeat(COLUMNS)), [""; 0]);
+        assert_eq!(findings("a.md", &"ü".repeat(COLUMNS_MAX)), [""; 0]);
         assert_eq!(findings("a.svg", &wide), [""; 0]);
     }
 

@@ -1,5 +1,5 @@
-//! `docs/unsafe.md`: where `unsafe` is, and why it is sound there. It is generated from the table
-//! that the other check uses (`cargo xtask unsafe-doc`), so the two agree.
+//! Generates and checks `docs/unsafe.md`: where `unsafe` is, and why it is sound there. `cargo
+//! xtask unsafe-doc` generates it from the table that `rules` uses, so the two agree.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,7 @@ It is checked by Miri (step `miri`), by valgrind, AddressSanitizer and ThreadSan
 struct Row<'a> {
     path: &'a str,
     why: &'a str,
-    /// It has a file with `unsafe`.
+    /// Whether a file of the row has `unsafe`.
     needed: bool,
 }
 
@@ -50,12 +50,9 @@ pub(super) fn check(context: &Context, table: &str) -> Result<Vec<Finding>> {
         .filter(|row| !row.needed)
         .map(|row| error(UNSAFE_MODULES, &format!("{} has no `unsafe`", row.path)))
         .collect();
-    let there = files::read(&context.root, FILE).unwrap_or_default();
-    if there != text(&rows) {
-        findings.push(error(
-            FILE,
-            "is not what the table says: cargo xtask unsafe-doc",
-        ));
+    let current = files::read(&context.root, FILE).unwrap_or_default();
+    if current != text(&rows) {
+        findings.push(error(FILE, "is out of date: run `cargo xtask unsafe-doc`"));
     }
     Ok(findings)
 }
@@ -63,14 +60,15 @@ pub(super) fn check(context: &Context, table: &str) -> Result<Vec<Finding>> {
 /// Writes the document.
 ///
 /// # Errors
-/// When the table cannot be read or the document cannot be written.
+/// - If the table or a source file cannot be read.
+/// - If the document cannot be written.
 pub(crate) fn write(context: &Context) -> Result<()> {
     let table = files::read(&context.root, UNSAFE_MODULES)?;
     let text = text(&rows(context, &table)?);
     Ok(std::fs::write(context.root.join(FILE), text)?)
 }
 
-/// Reads the table, and finds out which rows are needed.
+/// Parses the table, and determines which rows are needed.
 fn rows<'a>(context: &Context, table: &'a str) -> Result<Vec<Row<'a>>> {
     let mut rows = parse(table);
     for file in files::listed(&context.root)? {
@@ -94,7 +92,7 @@ fn covers(path: &str, file: &str) -> bool {
     file == path || (path.ends_with('/') && file.starts_with(path))
 }
 
-/// The rows in the order of their paths, so that those of a crate are together.
+/// Returns the rows sorted by their paths, so that the rows of a crate are adjacent.
 fn parse(table: &str) -> Vec<Row<'_>> {
     let mut rows: Vec<Row<'_>> = table
         .lines()

@@ -1,4 +1,4 @@
-//! Tests the scripts of `action.yml`: which arguments they refuse, and which commands they run.
+//! Tests of the scripts of `action.yml`: which arguments they refuse, and which commands they run.
 //! Small scripts replace `apt-get`, `sudo` and `curl`, so nothing is installed or downloaded.
 
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder with the replaced programs and with packages. It is removed when the value is dropped.
+/// A folder with the replacement programs and with packages. Dropping the value removes it.
 struct Runner(PathBuf);
 
 impl Runner {
@@ -15,7 +15,7 @@ impl Runner {
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("bin")).unwrap();
         let runner = Self(dir.canonicalize().unwrap());
-        // The scripts find only these programs of the machine, in particular no cargo.
+        // The scripts find only these programs of the machine. In particular, they find no cargo.
         for tool in ["bash", "dirname", "env", "id", "realpath", "sha256sum"] {
             symlink(
                 Path::new("/usr/bin").join(tool),

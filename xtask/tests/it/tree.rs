@@ -1,11 +1,11 @@
-//! `xtask` works on the tree of the current directory, wherever it was built. A test program that
-//! hangs is ended.
+//! `xtask` works on the tree of the current directory, wherever `xtask` was built. A test program
+//! that hangs is killed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder that is removed when the value is dropped.
+/// A folder. Dropping the value removes it.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -76,7 +76,7 @@ fn other_folders_are_refused() {
         let out = xtask(&folder.0, &["test", "--only", "fmt"]);
         assert_eq!(out.status.code(), Some(1), "{out:?}");
         let error = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(error.contains("inside of the project's tree"), "{error}");
+        assert!(error.contains("inside the project's work tree"), "{error}");
         error
     };
     refused();
@@ -87,7 +87,7 @@ fn other_folders_are_refused() {
     assert!(!folder.0.join("target").exists());
 }
 
-/// The second test of this program never ends, and neither does its child.
+/// A program whose second test and its child process never end.
 const HANGING: &str = "#[test] fn ends() {}
 #[test] fn hangs() { std::process::Command::new(\"sleep\").arg(\"1000\").status().unwrap(); }
 ";
@@ -108,24 +108,24 @@ fn hung_test_is_killed_and_named() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_watch-tests"), watch).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("watch-tests.sh");
     // With one thread, libtest prints the name of a test when it begins.
-    let watched = |filter: &str| {
+    let run_watched = |filter: &str| {
         let mut command = Command::new(&script);
         command.arg(&program).args([filter, "--test-threads=1"]);
         command.env("CARGO_PKG_NAME", "some");
         command.env("TEST_LIMIT_S", "1").output().unwrap()
     };
-    let out = watched("ends");
+    let out = run_watched("ends");
     let said = String::from_utf8_lossy(&out.stdout);
     assert!(
         out.status.success() && said.contains("test ends ... ok\n"),
         "{out:?}"
     );
 
-    let out = watched("");
+    let out = run_watched("");
     assert_eq!(out.status.code(), Some(124), "{out:?}");
     let report = String::from_utf8_lossy(&out.stderr);
     assert!(
-        report.starts_with("hung: test hangs of some/hanging runs for 1 s\n"),
+        report.starts_with("hung: test hangs of some/hanging has been running for 1 s\n"),
         "{report}"
     );
     let child = report.lines().find(|line| line.ends_with(": sleep 1000"));

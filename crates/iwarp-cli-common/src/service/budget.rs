@@ -6,45 +6,45 @@ use crate::units;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A client may use this fraction of the remaining budget, unless it cannot work with less. Shares
-/// shrink as clients arrive, and a few clients cannot take everything.
-const FAIR: u64 = 8;
+/// A client that can work with less memory gets at most the remaining budget divided by this, so
+/// that a few clients cannot take everything.
+const FAIR_DIVISOR: u64 = 8;
 
 /// The memory that all clients together may use, in bytes.
 #[derive(Debug)]
 pub struct Budget {
-    left: AtomicU64,
+    available: AtomicU64,
 }
 
 impl Budget {
     /// Creates a budget of `octets`.
     pub fn new(octets: u64) -> Arc<Self> {
         Arc::new(Self {
-            left: AtomicU64::new(octets),
+            available: AtomicU64::new(octets),
         })
     }
 
     /// Returns `true` if `octets` is a fair share for a client that could work with less.
     pub fn is_fair(&self, octets: usize) -> bool {
-        octets as u64 <= self.left.load(Ordering::Acquire) / FAIR
+        octets as u64 <= self.available.load(Ordering::Acquire) / FAIR_DIVISOR
     }
 
-    /// Takes `octets` from the budget. Dropping the share returns them.
+    /// Takes `octets` bytes from the budget. Dropping the share returns them.
     ///
     /// # Errors
-    /// Fails if fewer bytes are left.
+    /// Fails if fewer bytes are available.
     pub fn take(self: &Arc<Self>, octets: usize) -> Result<Share> {
         let octets = octets as u64;
-        self.left
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
-                left.checked_sub(octets)
+        self.available
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |available| {
+                available.checked_sub(octets)
             })
-            .map_err(|left| {
+            .map_err(|available| {
                 Error::failed(format!(
                     "no memory for this connection: it needs {}, and {} are left for all clients \
                      (see --memory); try again later",
                     units::size(octets),
-                    units::size(left)
+                    units::size(available)
                 ))
             })?;
         Ok(Share {
@@ -63,7 +63,9 @@ pub struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.left.fetch_add(self.octets, Ordering::AcqRel);
+        self.budget
+            .available
+            .fetch_add(self.octets, Ordering::AcqRel);
     }
 }
 

@@ -9,12 +9,13 @@
 //! - A *known* client has made a valid request. It may be idle for [`KNOWN_GRACE`].
 //! - A client at work is never evicted.
 //!
-//! Strangers are evicted first; known clients only while strangers hold less than half of the
-//! places. So strangers cannot displace all idle known clients, and idle known clients cannot keep
-//! all newcomers out. If another address has more strangers than the new client's address would
-//! have, one of them is evicted immediately, without a grace. If no client can be evicted, the new
-//! one is refused and may retry: a stranger's grace is short enough for a place to become free
-//! soon.
+//! Strangers are evicted first. Known clients are evicted only while strangers hold less than half
+//! of the places. So strangers cannot displace all idle known clients, and idle known clients
+//! cannot keep all newcomers out.
+//!
+//! If another address has more strangers than the new client's address would have, one of those
+//! strangers is evicted before its grace is over. If no client can be evicted, the new client is
+//! refused and may retry; strangers lose their grace so soon that a place becomes free shortly.
 
 use clap::Args;
 use iwarp::{Config, Networks};
@@ -25,14 +26,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A stranger that has been idle for this long may be evicted. The time exceeds the round trip on
-/// most networks, so that a distant client can make its request. The shorter it is, the more
-/// clients of a crowd get their turn within a second. Until its request, a well-behaved client
-/// has no better chance than the others of its address.
+/// most networks, so that a distant client can make its request. It is short, so that many clients
+/// of one address, which cannot be told apart before their first request, get a place each second.
 const STRANGER_GRACE: Duration = Duration::from_millis(100);
 /// A known client that has been idle for this long may be evicted.
 const KNOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// The value of [`Place::last`] while the server works for the client, which then is not idle.
+/// The value of [`Place::last_progress`] while the server works for the client; such a client is
+/// not idle.
 const AT_WORK: u64 = u64::MAX;
 
 /// Limits of a server.
@@ -40,7 +41,8 @@ const AT_WORK: u64 = u64::MAX;
 #[command(next_help_heading = "Limits (with `serve`)")]
 pub struct Limits {
     /// Clients served at a time [default: 64]. If all places are taken, a new client replaces one
-    /// that has sent no request within 0.1 s or has been idle for 2 s; otherwise it is refused
+    /// that has sent no request within 0.1 s or has been idle for 2 s. If there is no such client,
+    /// the new one is refused
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_clients: Option<u32>,
     /// Clients per address served at a time [default: 32]. IPv6 addresses in one /64 count as one
@@ -91,10 +93,9 @@ impl Limits {
 /// Why a client is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// All of this many places are held by clients that cannot be evicted now.
+    /// The server has this many clients, and none of them can be evicted now.
     All(usize),
-    /// All of this many places of the client's address are held by clients that cannot be evicted
-    /// now.
+    /// The client's address has this many clients, and none of them can be evicted now.
     Address(usize),
 }
 
@@ -125,7 +126,7 @@ enum Clock {
     Real(Instant),
     /// Advanced by the test.
     #[cfg(test)]
-    Moved(AtomicU64),
+    Manual(AtomicU64),
 }
 
 impl Clock {
@@ -133,17 +134,17 @@ impl Clock {
         match self {
             Self::Real(epoch) => epoch.elapsed().as_millis() as u64,
             #[cfg(test)]
-            Self::Moved(ms) => ms.load(Ordering::Relaxed),
+            Self::Manual(ms) => ms.load(Ordering::Relaxed),
         }
     }
 }
 
 struct Place {
-    /// The address by which the client is [`counted`].
+    /// The client's [`limited_address`].
     address: IpAddr,
     /// Time of the client's last progress, in milliseconds since the gate was created, or
     /// [`AT_WORK`].
-    last: AtomicU64,
+    last_progress: AtomicU64,
     /// Set once the client has made a valid request; before, it is a stranger.
     known: AtomicBool,
     evicted: AtomicBool,
@@ -180,29 +181,29 @@ impl Gate {
     /// # Errors
     /// Fails if no place is free and no client can be evicted.
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
-        let address = counted(address);
+        let address = limited_address(address);
         let mut guests = self.guests();
-        let here = guests.iter().filter(|g| g.holds(Some(address))).count();
-        let full = if here >= self.per_address {
-            Some((Full::Address(here), Some(address)))
+        let same_address = guests.iter().filter(|g| g.counts(Some(address))).count();
+        let full = if same_address >= self.per_address {
+            Some((Full::Address(same_address), Some(address)))
         } else {
-            let all = guests.iter().filter(|g| g.holds(None)).count();
+            let all = guests.iter().filter(|g| g.counts(None)).count();
             (all >= self.clients).then_some((Full::All(all), None))
         };
         let mut victim = None;
-        if let Some((full, whose)) = full {
+        if let Some((full, only_from)) = full {
             // The thread of an evicted client ends a little later. Limit these threads as well.
             if guests.len() >= 2 * self.clients {
                 return Err(full);
             }
-            victim = self.victim(&guests, whose, address).cloned();
+            victim = self.victim(&guests, only_from, address).cloned();
             if victim.is_none() {
                 return Err(full);
             }
         }
         let place = Arc::new(Place {
             address,
-            last: AtomicU64::new(AT_WORK),
+            last_progress: AtomicU64::new(AT_WORK),
             known: AtomicBool::new(false),
             evicted: AtomicBool::new(false),
             evict: Mutex::new(None),
@@ -222,44 +223,46 @@ impl Gate {
         })
     }
 
-    /// Returns the client to evict for a new one from `address`. If `whose` is given, only clients
-    /// of that address are considered.
+    /// Returns the client to evict for a new one from `address`. If `only_from` is given, only
+    /// clients of that address are considered.
     fn victim<'a>(
         &self,
         guests: &'a [Arc<Place>],
-        whose: Option<IpAddr>,
+        only_from: Option<IpAddr>,
         address: IpAddr,
     ) -> Option<&'a Arc<Place>> {
         let now = self.clock.now_ms();
-        let here: Vec<_> = guests.iter().filter(|g| g.holds(whose)).collect();
-        let (strangers, known): (Vec<_>, Vec<_>) = here.into_iter().partition(|g| !g.is_known());
-        let mut crowds = HashMap::<IpAddr, usize>::new();
+        let (strangers, known): (Vec<_>, Vec<_>) = guests
+            .iter()
+            .filter(|g| g.counts(only_from))
+            .partition(|g| !g.is_known());
+        let mut strangers_by_address = HashMap::<IpAddr, usize>::new();
         for g in &strangers {
-            *crowds.entry(g.address).or_default() += 1;
+            *strangers_by_address.entry(g.address).or_default() += 1;
         }
-        let crowd = |address| crowds.get(&address).copied().unwrap_or(0);
-        let with_the_new_one = crowd(address) + 1;
-        let places = whose.map_or(self.clients, |_| self.per_address);
-        let room = strangers.len() < places.div_ceil(2);
+        let strangers_of = |address| strangers_by_address.get(&address).copied().unwrap_or(0);
+        let with_new_client = strangers_of(address) + 1;
+        let places = only_from.map_or(self.clients, |_| self.per_address);
+        let may_evict_known = strangers.len() < places.div_ceil(2);
         let stranger = strangers
             .into_iter()
-            .filter(|g| g.idle(now) >= STRANGER_GRACE || crowd(g.address) > with_the_new_one)
-            .max_by_key(|g| (crowd(g.address), g.idle(now)));
+            .filter(|g| g.idle(now) >= STRANGER_GRACE || strangers_of(g.address) > with_new_client)
+            .max_by_key(|g| (strangers_of(g.address), g.idle(now)));
         stranger.or_else(|| {
             let idle = known.into_iter().filter(|g| g.idle(now) >= KNOWN_GRACE);
-            idle.filter(|_| room).max_by_key(|g| g.idle(now))
+            idle.filter(|_| may_evict_known).max_by_key(|g| g.idle(now))
         })
     }
 
-    /// Returns `true` if no thread serves a client.
+    /// Returns `true` if no thread is serving a client.
     pub fn is_empty(&self) -> bool {
         self.guests().is_empty()
     }
 }
 
-/// Returns the address by which clients are counted. A host usually has a whole IPv6 /64, so that
+/// Returns the address for the limit per address. A host usually has a whole IPv6 /64, so a /64
 /// counts as one address.
-fn counted(address: IpAddr) -> IpAddr {
+fn limited_address(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
         v4 => v4,
@@ -267,13 +270,13 @@ fn counted(address: IpAddr) -> IpAddr {
 }
 
 impl Place {
-    fn last(&self) -> u64 {
-        self.last.load(Ordering::Relaxed)
+    fn last_progress(&self) -> u64 {
+        self.last_progress.load(Ordering::Relaxed)
     }
 
-    /// Returns how long the client has made no progress at `now_ms`.
+    /// Returns how long the client has made no progress at time `now_ms`.
     fn idle(&self, now_ms: u64) -> Duration {
-        Duration::from_millis(now_ms.saturating_sub(self.last()))
+        Duration::from_millis(now_ms.saturating_sub(self.last_progress()))
     }
 
     fn is_known(&self) -> bool {
@@ -281,7 +284,7 @@ impl Place {
     }
 
     /// Returns `true` if the client has not been evicted and is from `address` (if given).
-    fn holds(&self, address: Option<IpAddr>) -> bool {
+    fn counts(&self, address: Option<IpAddr>) -> bool {
         !self.evicted.load(Ordering::Acquire) && address.is_none_or(|a| a == self.address)
     }
 
@@ -324,41 +327,41 @@ impl Guest {
     }
 
     /// Restarts a stranger's grace for the next step of the protocol. Call this at most once per
-    /// step before the first request; otherwise a stranger could keep its place forever.
+    /// step before the first request, or a stranger could keep its place forever.
     pub fn advance(&self) {
-        self.note(self.now_ms());
+        self.set_last_progress(self.now_ms());
     }
 
     /// Records a valid request and progress; the client is known from now on.
     pub fn served(&self) {
         self.place.known.store(true, Ordering::Relaxed);
-        self.note(self.now_ms());
+        self.set_last_progress(self.now_ms());
     }
 
     /// Records progress. Has no effect for a stranger.
     pub fn touch(&self) {
         if self.place.is_known() {
-            self.note(self.now_ms());
+            self.set_last_progress(self.now_ms());
         }
     }
 
-    /// Records that data of the client have moved. Unlike [`touch`](Self::touch), this does not end
-    /// [`at_work`](Self::at_work).
-    pub fn moves(&self) {
-        if self.place.last() != AT_WORK {
+    /// Records a data transfer from or to the client. Unlike [`touch`](Self::touch), this does not
+    /// end [`at_work`](Self::at_work).
+    pub fn data_moved(&self) {
+        if self.place.last_progress() != AT_WORK {
             self.touch();
         }
     }
 
-    /// Records a valid request. Until [`touch`](Self::touch), the server works for the client,
-    /// which is not idle meanwhile.
+    /// Records a valid request on which the server starts to work. Until the next call of
+    /// [`touch`](Self::touch), the client is not idle.
     pub fn at_work(&self) {
         self.place.known.store(true, Ordering::Relaxed);
-        self.note(AT_WORK);
+        self.set_last_progress(AT_WORK);
     }
 
-    fn note(&self, last: u64) {
-        self.place.last.store(last, Ordering::Relaxed);
+    fn set_last_progress(&self, last: u64) {
+        self.place.last_progress.store(last, Ordering::Relaxed);
     }
 
     fn now_ms(&self) -> u64 {

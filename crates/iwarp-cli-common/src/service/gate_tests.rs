@@ -8,19 +8,19 @@ const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const STRANGER_MS: u64 = STRANGER_GRACE.as_millis() as u64;
 const KNOWN_MS: u64 = KNOWN_GRACE.as_millis() as u64;
 
-/// Creates a gate whose clock stands still.
-fn still_gate(clients: usize, per_address: usize) -> Arc<Gate> {
+/// Creates a gate whose clock only [`pass_time`] advances.
+fn gate_with_manual_clock(clients: usize, per_address: usize) -> Arc<Gate> {
     Arc::new(Gate {
         clients,
         per_address,
         guests: Mutex::default(),
-        clock: Clock::Moved(AtomicU64::new(0)),
+        clock: Clock::Manual(AtomicU64::new(0)),
     })
 }
 
-fn pass(gate: &Gate, ms: u64) {
-    let Clock::Moved(now) = &gate.clock else {
-        unreachable!("created by still_gate")
+fn pass_time(gate: &Gate, ms: u64) {
+    let Clock::Manual(now) = &gate.clock else {
+        unreachable!("created by gate_with_manual_clock")
     };
     now.fetch_add(ms, Ordering::Relaxed);
 }
@@ -39,13 +39,13 @@ fn known(gate: &Arc<Gate>, address: IpAddr) -> Guest {
     guest
 }
 
-fn other(n: u8) -> IpAddr {
+fn address(n: u8) -> IpAddr {
     IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, n))
 }
 
 #[test]
 fn places_are_limited_and_freed() {
-    let gate = still_gate(3, 2);
+    let gate = gate_with_manual_clock(3, 2);
     let first = known(&gate, A);
     let _second = known(&gate, A);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(2));
@@ -62,7 +62,7 @@ fn places_are_limited_and_freed() {
 
 #[test]
 fn ipv6_prefix_counts_as_one_address() {
-    let gate = still_gate(9, 2);
+    let gate = gate_with_manual_clock(9, 2);
     let admit = |ip: &str| gate.admit(ip.parse().unwrap());
     let _one = admit("2001:db8:1:2::1").unwrap();
     let _two = admit("2001:db8:1:2:ffff:ffff:ffff:ffff").unwrap();
@@ -73,67 +73,66 @@ fn ipv6_prefix_counts_as_one_address() {
 
 #[test]
 fn idlest_known_client_is_evicted() {
-    let gate = still_gate(2, 2);
+    let gate = gate_with_manual_clock(2, 2);
     let (one, two) = (known(&gate, A), known(&gate, A));
-    let told = Arc::new(AtomicBool::new(false));
-    let tell = Arc::clone(&told);
-    two.on_evict(move || tell.store(true, Ordering::Release));
-    pass(&gate, 1000);
+    let evict_called = Arc::new(AtomicBool::new(false));
+    let called = Arc::clone(&evict_called);
+    two.on_evict(move || called.store(true, Ordering::Release));
+    pass_time(&gate, 1000);
     one.touch();
-    pass(&gate, KNOWN_MS - 1001);
+    pass_time(&gate, KNOWN_MS - 1001);
     assert_eq!(gate.admit(B).unwrap_err(), Full::All(2), "1 ms too early");
-    pass(&gate, 1);
+    pass_time(&gate, 1);
     let three = known(&gate, B);
-    assert!(told.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
-    // A client at work is never evicted. Data that moves meanwhile does not end the work.
+    assert!(evict_called.load(Ordering::Acquire) && two.is_evicted() && !one.is_evicted());
+    // A client at work is never evicted. A data transfer does not end the work.
     one.at_work();
-    one.moves();
+    one.data_moved();
     three.at_work();
-    pass(&gate, 60_000);
+    pass_time(&gate, 60_000);
     assert_eq!(one.idle(), Duration::ZERO);
     assert_eq!(gate.admit(B).unwrap_err(), Full::All(2));
-    // If the eviction comes before the connection is set up, it takes effect after the set-up.
+    // If a client is evicted before its connection is set up, `on_evict` ends it immediately.
     one.touch();
-    pass(&gate, KNOWN_MS);
+    pass_time(&gate, KNOWN_MS);
     let _four = gate.admit(B).unwrap();
-    let late = Arc::new(AtomicBool::new(false));
-    let tell = Arc::clone(&late);
-    one.on_evict(move || tell.store(true, Ordering::Release));
-    assert!(late.load(Ordering::Acquire));
+    let evict_called = Arc::new(AtomicBool::new(false));
+    let called = Arc::clone(&evict_called);
+    one.on_evict(move || called.store(true, Ordering::Release));
+    assert!(evict_called.load(Ordering::Acquire));
 }
 
 #[test]
 fn full_address_displaces_no_other() {
-    let gate = still_gate(3, 1);
+    let gate = gate_with_manual_clock(3, 1);
     let b = known(&gate, B);
-    pass(&gate, 60_000);
+    pass_time(&gate, 60_000);
     let a = known(&gate, A);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
     assert!(!b.is_evicted(), "it is of another address");
-    pass(&gate, KNOWN_MS);
+    pass_time(&gate, KNOWN_MS);
     let _again = gate.admit(A).unwrap();
     assert!(a.is_evicted() && !b.is_evicted());
 }
 
 #[test]
 fn threads_of_evicted_clients_are_bounded() {
-    let gate = still_gate(2, 2);
+    let gate = gate_with_manual_clock(2, 2);
     let mut stuck = Vec::new();
     for _ in 0..4 {
         stuck.push(stranger(&gate, A).unwrap());
-        pass(&gate, STRANGER_MS);
+        pass_time(&gate, STRANGER_MS);
     }
     assert!(gate.admit(A).is_err());
     stuck.pop();
     assert!(gate.admit(A).is_ok());
 }
 
-/// 200 clients connect within a moment, all from the address of a well-behaved client, and each
-/// that is evicted reconnects immediately. The good client retries every 20 ms and is served within
-/// a second.
+/// A crowd of 200 clients has the same address as a well-behaved client, and reconnects immediately
+/// after each eviction. The good client retries every 20 ms and is admitted within a second.
 #[test]
-fn returning_crowd_admits_its_own_address() {
-    let gate = still_gate(64, 32);
+fn crowd_does_not_starve_its_address() {
+    let gate = gate_with_manual_clock(64, 32);
     let mut crowd: Vec<_> = (0..200).filter_map(|_| stranger(&gate, A).ok()).collect();
     assert_eq!(crowd.len(), 32);
     for round in 0..20 {
@@ -142,20 +141,20 @@ fn returning_crowd_admits_its_own_address() {
             if let Ok(good) = stranger(&gate, A) {
                 break good;
             }
-            pass(&gate, 20);
+            pass_time(&gate, 20);
             waited += 20;
-            assert!(waited < 1000, "round {round}: shut out");
+            assert!(waited < 1000, "round {round}: never admitted");
         };
-        // An evicted client of the crowd fails to return; the good one has time for its request.
+        // The crowd reconnects within the good client's grace, which protects it.
         crowd.retain(|g| !g.is_evicted());
         for _ in 0..10 {
             crowd.extend(stranger(&gate, A).ok());
-            pass(&gate, (STRANGER_MS - 1) / 10);
+            pass_time(&gate, (STRANGER_MS - 1) / 10);
         }
         assert!(!good.is_evicted(), "round {round}");
         good.served();
         good.at_work();
-        pass(&gate, 60_000);
+        pass_time(&gate, 60_000);
         for _ in 0..40 {
             crowd.extend(stranger(&gate, A).ok());
         }
@@ -168,74 +167,80 @@ fn returning_crowd_admits_its_own_address() {
 /// wait and is not evicted for a client of a crowd.
 #[test]
 fn crowd_yields_to_other_addresses() {
-    let gate = still_gate(64, 32);
+    let gate = gate_with_manual_clock(64, 32);
     let crowd = |address| -> Vec<_> {
         let all = (0..100).filter_map(|_| stranger(&gate, address).ok());
         all.collect()
     };
     let crowds = [crowd(A), crowd(B)];
     assert_eq!(crowds.each_ref().map(Vec::len), [32, 32]);
-    let good = stranger(&gate, other(1)).unwrap();
-    let left = crowds.iter().flatten().filter(|g| g.is_evicted());
-    assert_eq!(left.count(), 1);
-    pass(&gate, STRANGER_MS);
+    let good = stranger(&gate, address(1)).unwrap();
+    let evicted = crowds.iter().flatten().filter(|g| g.is_evicted());
+    assert_eq!(evicted.count(), 1);
+    pass_time(&gate, STRANGER_MS);
     let more = [crowd(A), crowd(B)];
     assert!(more.iter().flatten().count() > 0);
-    assert!(!good.is_evicted(), "the larger crowds leave first");
+    assert!(
+        !good.is_evicted(),
+        "clients of the larger crowds are evicted first"
+    );
 }
 
 /// If each address has one client, no crowd is larger than another: the grace decides.
 #[test]
-fn lone_strangers_leave_after_their_grace() {
-    let gate = still_gate(4, 2);
-    let first = stranger(&gate, other(0)).unwrap();
-    pass(&gate, 1);
-    let _rest: Vec<_> = (1..4).map(|n| stranger(&gate, other(n)).unwrap()).collect();
-    pass(&gate, STRANGER_MS - 2);
+fn lone_strangers_are_evicted_after_grace() {
+    let gate = gate_with_manual_clock(4, 2);
+    let first = stranger(&gate, address(0)).unwrap();
+    pass_time(&gate, 1);
+    let _others: Vec<_> = (1..4)
+        .map(|n| stranger(&gate, address(n)).unwrap())
+        .collect();
+    pass_time(&gate, STRANGER_MS - 2);
     assert_eq!(gate.admit(A).unwrap_err(), Full::All(4));
-    pass(&gate, 1);
+    pass_time(&gate, 1);
     let _new = gate.admit(A).unwrap();
-    assert!(first.is_evicted(), "the oldest leaves");
+    assert!(first.is_evicted(), "the oldest is evicted");
 }
 
 #[test]
 fn strangers_gain_no_time_by_sending() {
-    let gate = still_gate(1, 1);
+    let gate = gate_with_manual_clock(1, 1);
     let one = gate.admit(A).unwrap();
-    // Preparing the client takes none of its time.
-    pass(&gate, 60_000);
+    // The grace does not start before the first `advance`.
+    pass_time(&gate, 60_000);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
     one.advance();
-    pass(&gate, STRANGER_MS - 1);
+    pass_time(&gate, STRANGER_MS - 1);
     one.touch();
-    one.moves();
+    one.data_moved();
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
     // The next step of the set-up has a grace of its own.
     one.advance();
-    pass(&gate, STRANGER_MS - 1);
+    pass_time(&gate, STRANGER_MS - 1);
     assert_eq!(gate.admit(A).unwrap_err(), Full::Address(1));
-    pass(&gate, 1);
+    pass_time(&gate, 1);
     let _two = gate.admit(A).unwrap();
     assert!(one.is_evicted());
 }
 
-/// Strangers are evicted before idle known clients, whose places they take up to one half.
+/// Strangers get at most half of the places of idle known clients: once they hold half, the next
+/// client replaces a stranger.
 #[test]
 fn strangers_displace_half_of_known_clients() {
-    let gate = still_gate(8, 8);
+    let gate = gate_with_manual_clock(8, 8);
     let pausing: Vec<_> = (0..8).map(|_| known(&gate, A)).collect();
-    pass(&gate, 60_000);
+    pass_time(&gate, 60_000);
     let mut crowd = Vec::new();
     for _ in 0..50 {
         // Each is still within its grace when the next one connects.
         crowd.extend(stranger(&gate, A).ok());
     }
-    let left = |all: &[Guest]| all.iter().filter(|g| !g.is_evicted()).count();
-    assert_eq!((crowd.len(), left(&pausing)), (4, 4));
+    let remaining = |all: &[Guest]| all.iter().filter(|g| !g.is_evicted()).count();
+    assert_eq!((crowd.len(), remaining(&pausing)), (4, 4));
     for _ in 0..50 {
-        pass(&gate, STRANGER_MS);
+        pass_time(&gate, STRANGER_MS);
         crowd.retain(|g| !g.is_evicted());
         crowd.push(stranger(&gate, A).unwrap());
     }
-    assert_eq!((left(&crowd), left(&pausing)), (4, 4));
+    assert_eq!((remaining(&crowd), remaining(&pausing)), (4, 4));
 }

@@ -1,5 +1,5 @@
-//! What `cp serve`, `ping serve` and `perf serve` share: listening, admission of clients, and their
-//! memory limit. The failure of one client never ends the connections of others.
+//! Common parts of `cp serve`, `ping serve` and `perf serve`: listening, admission of clients, and
+//! the memory budget. The failure of one client never ends the connections of others.
 
 mod budget;
 mod gate;
@@ -18,17 +18,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Descriptors that one client needs at most: its socket, its event channels, and files.
+/// File descriptors that one client needs at most: its socket, its event channels, and files.
 const DESCRIPTORS_PER_CLIENT: u64 = 8;
-/// Descriptors for the process itself, and for connections without a request yet.
+/// File descriptors for the process itself, and for connections in set-up.
 const DESCRIPTORS_OF_SERVER: u64 = 128;
 
 /// Longest reason for a refusal, in bytes: fits the private data of any MPA reply.
 const MAX_REASON: usize = 240;
 
-/// The wildcard addresses. The IPv6 one also covers IPv4 and comes first; a host without IPv6 has
-/// only the other.
-pub const EVERYWHERE: [IpAddr; 2] = [
+/// The wildcard addresses. The IPv6 wildcard comes first, because it also covers IPv4; a host
+/// without IPv6 has only the IPv4 wildcard.
+pub const WILDCARDS: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
 ];
@@ -38,8 +38,9 @@ pub const LOOPBACK: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::LOCALHOST),
 ];
 
-/// Listens on the first of these addresses that this host has. Port 0 selects a free one. If the
-/// port is in use there, the other addresses are not tried, because clients try the first one.
+/// Listens on the first of these addresses that this host has. Port 0 selects a free port. If the
+/// port is in use at that address, the next addresses are not tried, because clients would connect
+/// to the first one.
 ///
 /// # Errors
 /// Fails if an address is in use, or if this host has none of them.
@@ -49,7 +50,7 @@ pub fn listen(candidates: &[IpAddr], port: u16, config: &Config) -> Result<(Cont
         match listen_at(ip, port, config) {
             Err((at, e)) => {
                 last = Error::failed(format!("cannot listen on {at}: {e}"));
-                if !is_elsewhere(&e) {
+                if !host_lacks_address(&e) {
                     break;
                 }
             }
@@ -77,13 +78,13 @@ fn listen_at(
 }
 
 /// Returns `true` if this host does not have the address or its address family.
-fn is_elsewhere(e: &iwarp::Error) -> bool {
+fn host_lacks_address(e: &iwarp::Error) -> bool {
     let errno = Errno::from_raw_os_error(e.errno());
     matches!(e, iwarp::Error::NoDevice) || matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)
 }
 
-/// Returns the device for listening on `ip`. For a wildcard address any device will do: a
-/// connection takes its settings from the device, and its address from TCP.
+/// Returns the device for listening on `ip`. For a wildcard address this is the first device:
+/// connections take only their settings from it.
 fn device_for(ip: IpAddr) -> iwarp::Result<Device> {
     if !ip.is_unspecified() {
         return Device::by_address(ip);
@@ -94,8 +95,8 @@ fn device_for(ip: IpAddr) -> iwarp::Result<Device> {
         .ok_or(iwarp::Error::NoDevice)
 }
 
-/// Creates a gate with at most as many places as there are descriptors. Raises the soft limit of
-/// descriptors first; if they still do not suffice, reduces the places and logs a warning.
+/// Creates a gate. First raises the soft limit of file descriptors to what the clients need. If the
+/// hard limit is too low for that, reduces the number of clients and logs a warning.
 pub fn gate(limits: &Limits) -> Arc<Gate> {
     let clients = limits.clients();
     let needed = DESCRIPTORS_OF_SERVER + clients as u64 * DESCRIPTORS_PER_CLIENT;
@@ -105,24 +106,24 @@ pub fn gate(limits: &Limits) -> Arc<Gate> {
             .maximum
             .map_or(Some(needed), |hard| Some(hard.min(needed)));
         if let Err(e) = setrlimit(Resource::Nofile, limit) {
-            tracing::debug!("the limit of descriptors stays as it is: {e}");
+            tracing::debug!("cannot raise the limit of file descriptors: {e}");
         }
     }
-    let fits = descriptors_for(getrlimit(Resource::Nofile).current);
-    if fits < clients {
+    let possible = clients_for(getrlimit(Resource::Nofile).current);
+    if possible < clients {
         tracing::warn!(
-            "serving {fits} clients at a time instead of {clients}, for lack of file descriptors \
-             (the process needs a hard limit of {needed}: see `ulimit -Hn`)"
+            "serving at most {possible} clients at a time instead of {clients}: the hard limit of \
+             file descriptors (`ulimit -Hn`) is too low; {needed} are needed"
         );
     }
-    Gate::new(clients.min(fits), limits.per_address())
+    Gate::new(clients.min(possible), limits.per_address())
 }
 
 /// Returns how many clients can be served with `limit` descriptors: at least one, so that a server
 /// with few descriptors still works.
-fn descriptors_for(limit: Option<u64>) -> usize {
-    let left = limit.map_or(u64::MAX, |n| n.saturating_sub(DESCRIPTORS_OF_SERVER));
-    usize::try_from(left / DESCRIPTORS_PER_CLIENT)
+fn clients_for(limit: Option<u64>) -> usize {
+    let available = limit.map_or(u64::MAX, |n| n.saturating_sub(DESCRIPTORS_OF_SERVER));
+    usize::try_from(available / DESCRIPTORS_PER_CLIENT)
         .unwrap_or(usize::MAX)
         .max(1)
 }
@@ -131,8 +132,8 @@ fn descriptors_for(limit: Option<u64>) -> usize {
 /// thread, so a slow or silent peer does not delay others.
 ///
 /// # Errors
-/// Returns no error at present: a listener that runs out of descriptors works again when clients
-/// have left.
+/// Returns no error at present: a listener that runs out of file descriptors works again when
+/// clients disconnect.
 pub fn serve_clients(
     listener: &ListeningId,
     gate: &Arc<Gate>,
@@ -145,7 +146,7 @@ pub fn serve_clients(
             Ok(request) => request,
             Err(iwarp::Error::TimedOut(_)) => continue,
             Err(e) => {
-                // No descriptors are left; some become free when clients leave.
+                // No file descriptors are left; some become free when clients disconnect.
                 tracing::warn!("accept: {e}");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
@@ -158,7 +159,7 @@ pub fn serve_clients(
         let guest = match gate.admit(from.ip()) {
             Ok(guest) => guest,
             Err(full) => {
-                // Not a warning: a crowd of clients could flood the log.
+                // Not a warning, because a crowd of clients could flood the log.
                 tracing::info!(%from, "refused: {full}");
                 let _ = request.reject(format!("{BUSY}{full}").as_bytes());
                 continue;
@@ -180,30 +181,32 @@ fn start(
     guest: Guest,
     from: SocketAddr,
 ) {
-    // Shared, so that this thread can still refuse the request if the other cannot be started.
-    let drawer = Arc::new(Mutex::new(Some((request, guest))));
-    let take = |d: &Mutex<Option<_>>| d.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let (theirs, client) = (Arc::clone(&drawer), Arc::clone(client));
+    // Shared, so that this thread can still refuse the request if the new thread does not start.
+    let shared = Arc::new(Mutex::new(Some((request, guest))));
+    let take = |s: &Mutex<Option<_>>| s.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let (for_thread, client) = (Arc::clone(&shared), Arc::clone(client));
     let spawned = std::thread::Builder::new()
         .name(format!("client {from}"))
         .spawn(move || {
-            if let Some((request, guest)) = take(&theirs) {
+            if let Some((request, guest)) = take(&for_thread) {
                 client(request, guest, from);
             }
         });
     if let Err(e) = spawned {
-        tracing::warn!(%from, "no thread for a client: {e}");
-        if let Some((request, _guest)) = take(&drawer) {
-            let _ = request.reject(format!("{BUSY}the server has no thread for you").as_bytes());
+        tracing::warn!(%from, "cannot start a thread for a client: {e}");
+        if let Some((request, _guest)) = take(&shared) {
+            let why = "the server cannot start a thread for this client";
+            let _ = request.reject(format!("{BUSY}{why}").as_bytes());
         }
     }
 }
 
-/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the
-/// connection, and each step has a stranger's grace.
+/// Accepts a request in the client's own thread. From then on an eviction ends the connection, and
+/// each step has a stranger's grace.
 ///
 /// # Errors
-/// Fails if the peer has gone, does not continue the set-up in time, or has been evicted.
+/// Fails if the peer closed the connection, does not continue the set-up in time, or has been
+/// evicted.
 pub fn accept(
     request: ConnectionRequest,
     qp: QueuePair,
@@ -211,7 +214,7 @@ pub fn accept(
     guest: &Guest,
 ) -> Result<ConnectedId> {
     if let Err(e) = check_not_evicted(guest) {
-        // The client is not connected yet, so a reject can say that it may retry.
+        // The client is not connected yet, so a reject can tell it to retry.
         return Err(refuse(request, e));
     }
     let handle = (*qp).clone();
@@ -230,7 +233,7 @@ pub fn accept(
 pub fn check_not_evicted(guest: &Guest) -> Result<()> {
     match guest.is_evicted() {
         true => Err(Error::Busy(
-            "it was idle, and its place was needed for another client".to_owned(),
+            "the client was idle, and its place was needed for another client".to_owned(),
         )),
         false => Ok(()),
     }
@@ -239,7 +242,7 @@ pub fn check_not_evicted(guest: &Guest) -> Result<()> {
 /// Logs why the server ended a client's connection.
 pub fn log_failure(from: SocketAddr, why: &Error) {
     match why {
-        // Not a warning: idle clients that reconnect could flood the log.
+        // Not a warning, because idle clients that reconnect could flood the log.
         Error::Busy(_) => tracing::info!(%from, "{why}"),
         _ => tracing::warn!(%from, "{why}"),
     }
@@ -248,7 +251,7 @@ pub fn log_failure(from: SocketAddr, why: &Error) {
 /// Refuses a connection request, sends the reason to the peer, and returns `why`.
 pub fn refuse(request: ConnectionRequest, why: Error) -> Error {
     let mut text = format!("{BUSY}{why}");
-    // Cut between characters, so that the text stays valid.
+    // Cut between characters, so that the text stays valid UTF-8.
     let fits = |at: &usize| text.is_char_boundary(*at);
     let end = (0..=MAX_REASON.min(text.len())).rev().find(fits);
     text.truncate(end.unwrap_or(0));
@@ -261,14 +264,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_address_only_if_first_is_foreign() {
+    fn next_address_only_if_first_is_foreign() {
         let config = Config::default();
         // An address for documentation, which no host has (RFC 5737).
         let foreign = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         let (_ctx, first) = listen(&[foreign, LOOPBACK[0]], 0, &config).unwrap();
         let at = first.local_addr();
         assert_eq!(at.ip(), LOOPBACK[0]);
-        // The port of the first address is taken. The next is free, but clients would not try it.
+        // The port is in use at the first address, and free at the next, which is not tried.
         let free = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
         let Err(e) = listen(&[LOOPBACK[0], free], at.port(), &config) else {
             panic!("two servers on one port");
@@ -282,9 +285,9 @@ mod tests {
 
     #[test]
     fn descriptors_limit_clients() {
-        assert!(descriptors_for(None) > 1 << 24);
-        assert_eq!(descriptors_for(Some(1024)), 112);
-        assert_eq!(descriptors_for(Some(200)), 9);
-        assert_eq!(descriptors_for(Some(20)), 1);
+        assert!(clients_for(None) > 1 << 24);
+        assert_eq!(clients_for(Some(1024)), 112);
+        assert_eq!(clients_for(Some(200)), 9);
+        assert_eq!(clients_for(Some(20)), 1);
     }
 }

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 /// Constants of `rdma/rdma_netlink.h`.
-mod number {
-    /// Client number in the type of a request, beside the command.
+mod nldev {
+    /// `RDMA_NL_NLDEV`. The type of a request consists of this number and the command.
     pub(super) const CLIENT: u16 = 5 << 10;
     pub(super) const GET: u16 = CLIENT | 1;
     pub(super) const PORT_GET: u16 = CLIENT | 5;
@@ -92,46 +92,46 @@ pub(super) fn datagrams(request: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
-    if request.kind == number::SYS_GET {
+    if request.kind == nldev::SYS_GET {
         // Devices are visible in all network namespaces; registered memory is copied on fork.
         let mut system = Attributes::default();
         system
-            .byte(number::NETNS_MODE, 1)
-            .byte(number::COPY_ON_FORK, 1);
+            .byte(nldev::NETNS_MODE, 1)
+            .byte(nldev::COPY_ON_FORK, 1);
         reply.message(&system);
         return Ok(());
     }
-    let asks = matches!(
+    let is_known = matches!(
         request.kind,
-        number::GET | number::PORT_GET | number::RES_GET
-            ..=number::RES_PD_GET | number::RES_CTX_GET | number::RES_SRQ_GET
+        nldev::GET | nldev::PORT_GET | nldev::RES_GET
+            ..=nldev::RES_PD_GET | nldev::RES_CTX_GET | nldev::RES_SRQ_GET
     );
-    if !asks {
+    if !is_known {
         return Err(Errno::OPNOTSUPP);
     }
     let variable = |name| std::env::var(name).unwrap_or_default();
     let devices = Device::list_as(&variable("IWARP_DEVICE_NAME"), &variable("IWARP_BIND"))
         .map_err(|_| Errno::IO)?;
-    let index = request.number(number::DEV_INDEX);
+    let index = request.number(nldev::DEV_INDEX);
     let chosen = |device: &&Device| index.is_none_or(|index| index == device.index);
     let mut chosen = devices.iter().filter(chosen).peekable();
     if chosen.peek().is_none() && index.is_some() {
         return Err(Errno::NODEV);
     }
     let face = Config::from_env().face;
-    let port = request.number(number::PORT_INDEX).unwrap_or(PORT);
-    if request.kind == number::PORT_GET && port != PORT {
+    let port = request.number(nldev::PORT_INDEX).unwrap_or(PORT);
+    if request.kind == nldev::PORT_GET && port != PORT {
         return Err(Errno::INVAL);
     }
     let stats = match request.kind {
-        number::GET | number::PORT_GET => Vec::new(),
+        nldev::GET | nldev::PORT_GET => Vec::new(),
         _ => all_processes().map_err(|_| Errno::IO)?,
     };
     for device in chosen {
         match request.kind {
-            number::GET => reply.message(&about_device(device, face)),
-            number::PORT_GET => reply.message(&about_port(device)),
-            number::RES_GET => reply.message(&summary(device, &stats)),
+            nldev::GET => reply.message(&about_device(device, face)),
+            nldev::PORT_GET => reply.message(&about_port(device)),
+            nldev::RES_GET => reply.message(&summary(device, &stats)),
             _ => objects(request, device, &stats, reply)?,
         }
     }
@@ -141,8 +141,8 @@ fn answer(request: &Request<'_>, reply: &mut Reply<'_>) -> Result<(), Errno> {
 /// Starts a message with the device's index and name.
 fn head(device: &Device) -> Attributes {
     let mut head = Attributes::default();
-    head.word(number::DEV_INDEX, device.index)
-        .text(number::DEV_NAME, &device.name);
+    head.word(nldev::DEV_INDEX, device.index)
+        .text(nldev::DEV_NAME, &device.name);
     head
 }
 
@@ -153,34 +153,34 @@ fn about_device(device: &Device, face: Face) -> Attributes {
     };
     let mut about = head(device);
     about
-        // In an answer about a device, this attribute is the number of ports.
-        .word(number::PORT_INDEX, PORT)
-        .text(number::FW_VERSION, env!("CARGO_PKG_VERSION"))
-        .long(number::NODE_GUID, device.guid)
-        .long(number::SYS_IMAGE_GUID, device.guid)
-        .byte(number::NODE_TYPE, node)
-        .text(number::PROTOCOL, protocol);
+        // In an answer about a device, this attribute is the number of its ports.
+        .word(nldev::PORT_INDEX, PORT)
+        .text(nldev::FW_VERSION, env!("CARGO_PKG_VERSION"))
+        .long(nldev::NODE_GUID, device.guid)
+        .long(nldev::SYS_IMAGE_GUID, device.guid)
+        .byte(nldev::NODE_TYPE, node)
+        .text(nldev::PROTOCOL, protocol);
     about
 }
 
 fn about_port(device: &Device) -> Attributes {
     let mut about = head(device);
     about
-        .word(number::PORT_INDEX, PORT)
-        .byte(number::PORT_STATE, ACTIVE)
-        .byte(number::PORT_PHYS_STATE, LINK_UP);
-    // Ask the kernel for the index: in a network namespace, /sys may show the interfaces of
-    // another.
+        .word(nldev::PORT_INDEX, PORT)
+        .byte(nldev::PORT_STATE, ACTIVE)
+        .byte(nldev::PORT_PHYS_STATE, LINK_UP);
+    // Ask the kernel for the index, not /sys: it may show the interfaces of another network
+    // namespace.
     let index = device.interface_index();
     if index != 0 {
         about
-            .word(number::NETDEV_INDEX, index)
-            .text(number::NETDEV_NAME, &device.interface);
+            .word(nldev::NETDEV_INDEX, index)
+            .text(nldev::NETDEV_NAME, &device.interface);
     }
     about
 }
 
-/// Returns the queue pairs of a device, each with its process number.
+/// Returns the queue pairs of a device, each with its process ID.
 fn queue_pairs<'a>(
     device: &'a Device,
     stats: &'a [ProcessStats],
@@ -192,7 +192,8 @@ fn queue_pairs<'a>(
     })
 }
 
-/// Returns the protection domains that queue pairs use, with the number of users.
+/// Returns the protection domains that queue pairs use, and how many use each. The key is the
+/// process ID and the number of the protection domain.
 fn domains(device: &Device, stats: &[ProcessStats]) -> BTreeMap<(u32, u32), u64> {
     let mut domains = BTreeMap::new();
     for (process, qp) in queue_pairs(device, stats) {
@@ -218,12 +219,12 @@ fn summary(device: &Device, stats: &[ProcessStats]) -> Attributes {
     ] {
         let mut entry = Attributes::default();
         entry
-            .text(number::SUMMARY_NAME, name)
-            .long(number::SUMMARY_CURRENT, current);
-        table.nested(number::SUMMARY_ENTRY, &entry);
+            .text(nldev::SUMMARY_NAME, name)
+            .long(nldev::SUMMARY_CURRENT, current);
+        table.nested(nldev::SUMMARY_ENTRY, &entry);
     }
     let mut summary = head(device);
-    summary.nested(number::SUMMARY, &table);
+    summary.nested(nldev::SUMMARY, &table);
     summary
 }
 
@@ -232,7 +233,7 @@ fn is_managed(qp: &QueuePair) -> bool {
     qp.kind == "cm" && qp.connection.is_some()
 }
 
-/// Answers a request for objects: a dump of all, or a single queue pair.
+/// Answers a request for objects: lists all objects of a kind, or a single queue pair.
 fn objects(
     request: &Request<'_>,
     device: &Device,
@@ -240,8 +241,8 @@ fn objects(
     reply: &mut Reply<'_>,
 ) -> Result<(), Errno> {
     let (table, entry, all): (u16, u16, Vec<Attributes>) = match request.kind {
-        number::RES_QP_GET if !request.is_dump() => {
-            let wanted = request.number(number::LOCAL_QPN).ok_or(Errno::INVAL)?;
+        nldev::RES_QP_GET if !request.is_dump() => {
+            let wanted = request.number(nldev::LOCAL_QPN).ok_or(Errno::INVAL)?;
             let mut all = queue_pairs(device, stats);
             let found = all
                 .find(|(_, qp)| qp.number == wanted)
@@ -252,32 +253,32 @@ fn objects(
             return Ok(());
         }
         _ if !request.is_dump() => return Err(Errno::OPNOTSUPP),
-        number::RES_QP_GET => {
+        nldev::RES_QP_GET => {
             let all = queue_pairs(device, stats).map(|(process, qp)| {
                 let mut entry = Attributes::default();
                 about_queue_pair(process, qp, &mut entry);
                 entry
             });
-            (number::QP, number::QP_ENTRY, all.collect())
+            (nldev::QP, nldev::QP_ENTRY, all.collect())
         }
-        number::RES_CM_ID_GET => {
+        nldev::RES_CM_ID_GET => {
             let all = queue_pairs(device, stats).filter(|(_, qp)| is_managed(qp));
             let all = all.map(|(process, qp)| about_identifier(process, qp));
-            (number::CM_ID, number::CM_ID_ENTRY, all.collect())
+            (nldev::CM_ID, nldev::CM_ID_ENTRY, all.collect())
         }
-        number::RES_PD_GET => {
+        nldev::RES_PD_GET => {
             let all = domains(device, stats).into_iter();
             let all = all.map(|((process, domain), uses)| {
                 let mut entry = Attributes::default();
                 entry
-                    .long(number::USE_COUNT, uses)
-                    .word(number::PD_NUMBER, domain)
-                    .word(number::PROCESS, process);
+                    .long(nldev::USE_COUNT, uses)
+                    .word(nldev::PD_NUMBER, domain)
+                    .word(nldev::PROCESS, process);
                 entry
             });
-            (number::PD, number::PD_ENTRY, all.collect())
+            (nldev::PD, nldev::PD_ENTRY, all.collect())
         }
-        number::RES_CQ_GET | number::RES_MR_GET | number::RES_CTX_GET | number::RES_SRQ_GET => {
+        nldev::RES_CQ_GET | nldev::RES_MR_GET | nldev::RES_CTX_GET | nldev::RES_SRQ_GET => {
             return Ok(());
         }
         _ => return Err(Errno::OPNOTSUPP),
@@ -305,29 +306,29 @@ fn about_queue_pair(process: u32, qp: &QueuePair, entry: &mut Attributes) {
     let names = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE"];
     let state = names.iter().position(|name| *name == qp.state);
     entry
-        .word(number::PORT_INDEX, PORT)
-        .word(number::LOCAL_QPN, qp.number)
+        .word(nldev::PORT_INDEX, PORT)
+        .word(nldev::LOCAL_QPN, qp.number)
         // iWARP has no packet sequence numbers, but `rdma` requires the attribute.
-        .word(number::SQ_PSN, 0)
-        .byte(number::TYPE, RELIABLE)
-        .byte(number::STATE, state.unwrap_or(names.len()) as u8)
-        .word(number::PD_NUMBER, qp.pd)
-        .word(number::PROCESS, process);
+        .word(nldev::SQ_PSN, 0)
+        .byte(nldev::TYPE, RELIABLE)
+        .byte(nldev::STATE, state.unwrap_or(names.len()) as u8)
+        .word(nldev::PD_NUMBER, qp.pd)
+        .word(nldev::PROCESS, process);
 }
 
 fn about_identifier(process: u32, qp: &QueuePair) -> Attributes {
     let mut entry = Attributes::default();
     entry
-        .word(number::PORT_INDEX, PORT)
-        .word(number::LOCAL_QPN, qp.number)
-        .byte(number::TYPE, RELIABLE)
-        .byte(number::STATE, CONNECTED)
-        .word(number::PORT_SPACE, TCP)
-        .word(number::PROCESS, process);
+        .word(nldev::PORT_INDEX, PORT)
+        .word(nldev::LOCAL_QPN, qp.number)
+        .byte(nldev::TYPE, RELIABLE)
+        .byte(nldev::STATE, CONNECTED)
+        .word(nldev::PORT_SPACE, TCP)
+        .word(nldev::PROCESS, process);
     if let Some(connection) = &qp.connection {
         for (kind, text) in [
-            (number::SOURCE, &connection.local),
-            (number::DESTINATION, &connection.peer),
+            (nldev::SOURCE, &connection.local),
+            (nldev::DESTINATION, &connection.peer),
         ] {
             if let Ok(address) = text.parse() {
                 entry.octets(kind, &socket_address(address));
@@ -377,17 +378,17 @@ mod tests {
     #[test]
     fn devices_and_ports_are_answered() {
         let index = lo().index;
-        let dump = kinds(&request(number::GET, DUMP, &[]));
+        let dump = kinds(&request(nldev::GET, DUMP, &[]));
         assert_eq!(dump.last(), Some(&3));
-        assert!(dump.len() > 1 && dump[0] == number::GET);
-        let one = request(number::GET, 5, &[(number::DEV_INDEX, index)]);
-        assert_eq!(kinds(&one), [number::GET, 2]);
-        let port = [(number::DEV_INDEX, index), (number::PORT_INDEX, 1)];
+        assert!(dump.len() > 1 && dump[0] == nldev::GET);
+        let one = request(nldev::GET, 5, &[(nldev::DEV_INDEX, index)]);
+        assert_eq!(kinds(&one), [nldev::GET, 2]);
+        let port = [(nldev::DEV_INDEX, index), (nldev::PORT_INDEX, 1)];
         assert_eq!(
-            kinds(&request(number::PORT_GET, 5, &port)),
-            [number::PORT_GET, 2]
+            kinds(&request(nldev::PORT_GET, 5, &port)),
+            [nldev::PORT_GET, 2]
         );
-        let octets = datagrams(&request(number::PORT_GET, 5, &port)).concat();
+        let octets = datagrams(&request(nldev::PORT_GET, 5, &port)).concat();
         assert!(octets.windows(3).any(|name| name == b"lo\0"));
     }
 
@@ -398,21 +399,16 @@ mod tests {
             i32::from_ne_bytes([16, 17, 18, 19].map(|at| all[0][at]))
         };
         for (kind, flags, attributes, error) in [
+            (nldev::GET, 5, vec![(nldev::DEV_INDEX, 9999)], Errno::NODEV),
             (
-                number::GET,
+                nldev::PORT_GET,
                 5,
-                vec![(number::DEV_INDEX, 9999)],
-                Errno::NODEV,
-            ),
-            (
-                number::PORT_GET,
-                5,
-                vec![(number::PORT_INDEX, 2)],
+                vec![(nldev::PORT_INDEX, 2)],
                 Errno::INVAL,
             ),
-            (number::CLIENT | 3, 5, vec![], Errno::OPNOTSUPP),
-            (number::RES_QP_GET, 5, vec![], Errno::INVAL),
-            (number::RES_CQ_GET, 5, vec![], Errno::OPNOTSUPP),
+            (nldev::CLIENT | 3, 5, vec![], Errno::OPNOTSUPP),
+            (nldev::RES_QP_GET, 5, vec![], Errno::INVAL),
+            (nldev::RES_CQ_GET, 5, vec![], Errno::OPNOTSUPP),
         ] {
             let octets = request(kind, flags, &attributes);
             assert_eq!(code(&octets), -error.raw_os_error(), "{kind:#x}");
@@ -432,14 +428,14 @@ mod tests {
         let stats = [ProcessStats::read(Some(7), 0, document.as_bytes()).unwrap()];
         assert_eq!(queue_pairs(&lo, &stats).count(), 2);
         assert_eq!(domains(&lo, &stats), BTreeMap::from([((7, 1), 2)]));
-        let octets = request(number::RES_QP_GET, 5, &[(number::LOCAL_QPN, 6)]);
+        let octets = request(nldev::RES_QP_GET, 5, &[(nldev::LOCAL_QPN, 6)]);
         let request = Request::all(&octets)[0];
         let mut reply = Reply::new(request);
         assert_eq!(objects(&request, &lo, &stats, &mut reply), Ok(()));
         let datagrams = reply.end(Ok(()));
         let answer = Request::all(&datagrams[0])[0];
-        assert_eq!(answer.number(number::LOCAL_QPN), Some(6));
-        assert_eq!(answer.number(number::PROCESS), Some(7));
+        assert_eq!(answer.number(nldev::LOCAL_QPN), Some(6));
+        assert_eq!(answer.number(nldev::PROCESS), Some(7));
         let identifier = about_identifier(7, &stats[0].document.queue_pairs[0]);
         assert!(identifier.len() > 60);
         let v4 = socket_address("127.0.0.1:7".parse().unwrap());
@@ -458,7 +454,7 @@ mod tests {
         qp.device.clone_from(&lo.name);
         let mut one = ProcessStats::default();
         one.document.queue_pairs = vec![qp; 500];
-        let octets = request(number::RES_QP_GET, DUMP, &[]);
+        let octets = request(nldev::RES_QP_GET, DUMP, &[]);
         let request = Request::all(&octets)[0];
         let mut reply = Reply::new(request);
         assert_eq!(objects(&request, &lo, &[one], &mut reply), Ok(()));

@@ -154,7 +154,8 @@ impl<'a> Reply<'a> {
         self.push(self.request.kind, flags, &attributes.0);
     }
 
-    /// Ends the answer with an error code, or as netlink ends successful ones.
+    /// Ends the answer: with an error, with the end of a dump, or with an acknowledgement if the
+    /// request wants one.
     pub(super) fn end(mut self, result: Result<(), rustix::io::Errno>) -> Vec<Vec<u8>> {
         let code = result.map_or_else(|error| -error.raw_os_error(), |()| 0);
         if result.is_ok() && self.request.is_dump() {
@@ -209,13 +210,14 @@ pub(super) mod tests {
         for len in 0..one.len() {
             assert_eq!(Request::all(&one[..len]), []);
         }
-        let mut strange = one.clone();
+        // Nor does a wrong length of an attribute or of the message.
+        let mut damaged = one.clone();
         for len in 0..=u8::MAX {
-            strange[16] = len;
-            let _ = Request::all(&strange)[0].number(3);
+            damaged[16] = len;
+            let _ = Request::all(&damaged)[0].number(3);
         }
-        strange[0] = 3;
-        assert_eq!(Request::all(&strange), []);
+        damaged[0] = 3;
+        assert_eq!(Request::all(&damaged), []);
     }
 
     #[test]

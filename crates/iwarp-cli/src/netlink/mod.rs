@@ -15,8 +15,7 @@ use iwarp_cli_common::error::{Context as _, Result};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::AsFd as _;
 
-/// Longest request. Requests have less than a hundred bytes; answers have at most
-/// [`message::DATAGRAM_MAX`].
+/// Longest request in bytes. Real requests are shorter than 100 bytes.
 const REQUEST_MAX: usize = 8192;
 
 /// Arguments of `iwarp netlink`.
@@ -27,13 +26,13 @@ pub(crate) struct NetlinkArgs {}
 pub(crate) fn run(_: &NetlinkArgs) -> Result<()> {
     let stdin = std::io::stdin();
     let socket = stdin.as_fd();
-    let mut room = vec![0; REQUEST_MAX];
+    let mut buffer = vec![0; REQUEST_MAX];
     loop {
-        let (_, got) = recv(socket, &mut room[..], RecvFlags::TRUNC).context("standard input")?;
+        let (_, got) = recv(socket, &mut buffer[..], RecvFlags::TRUNC).context("standard input")?;
         if got == 0 {
             return Ok(());
         }
-        let request = room.get(..got).unwrap_or(&room);
+        let request = buffer.get(..got).unwrap_or(&buffer);
         for datagram in answer::datagrams(request) {
             match send(socket, &datagram, SendFlags::NOSIGNAL) {
                 Ok(_) => {}

@@ -60,13 +60,13 @@ pub(crate) struct ServeArgs {
     /// Memory for the connections of the measuring client
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = units::parse_size)]
     pub(crate) memory: u64,
-    // Must precede the limits, whose help heading applies to all later options.
+    // Before the limits, because their help heading applies to all options after them.
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     #[command(flatten)]
     pub(crate) limits: Limits,
-    /// Serve the parent process: end with it, and print the address as JSON.
+    /// Serve the parent process: exit when it exits, and print the address as JSON.
     #[arg(long, hide = true)]
     pub(crate) child: bool,
     /// Run on this CPU only.
@@ -142,9 +142,9 @@ pub(crate) struct MeasureArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
-    /// Used
+    /// Enabled
     On,
-    /// Not used
+    /// Disabled
     Off,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! The client sends `hello`, then any number of `open` and `run`. The server answers `hello`, then
 //! `listening` and `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error
-//! ends only the connection it concerns. A server that serves another client answers `busy` to the
-//! first `open`, and sends `busy` at any time to a client that loses its place. Lines are at most
-//! 64 KiB, and both ends limit their waits.
+//! closes only the link that it concerns. A server that serves another client answers `busy` to the
+//! first `open`, and sends `busy` at any time to a client that it evicts. Lines are at most 64 KiB,
+//! and both ends limit their waits.
 
 use super::host::HostInfo;
 use super::point::{Link, Point, STALL};
@@ -22,12 +22,12 @@ pub(crate) const PROTOCOL: u32 = 2;
 pub(crate) const DEFAULT_PORT: u16 = 7175;
 /// Longest line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// How long an answer may take in addition to the measurement.
-pub(crate) const ANSWER: Duration = Duration::from_secs(STALL.as_secs() + 5);
+/// How long an answer may take after the measurement.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(STALL.as_secs() + 5);
 /// How long a server waits for a client's hello.
-pub(crate) const HELLO: Duration = Duration::from_secs(5);
+pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server waits for the client's next request.
-pub(crate) const IDLE: Duration = Duration::from_secs(30);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -70,9 +70,9 @@ pub(crate) enum Reply {
     Opened {},
     /// The server is ready and has started its side of the measurement.
     Ready {},
-    /// The server's side has ended.
+    /// The server's side of the measurement is complete.
     Done {
-        /// Processor time that the server process used for it, in microseconds.
+        /// Processor time that the server process used for the measurement, in microseconds.
         cpu_us: f64,
     },
     Error {
@@ -91,12 +91,12 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Control {
     lines: BufReader<TcpStream>,
-    /// The server has opened a link for this client. Before, a reset means that the server is busy.
-    begun: bool,
+    /// The server has opened a link for this client. Before that, a reset means that it is busy.
+    link_opened: bool,
 }
 
-/// Sends `busy` to a client that loses its place, and closes the connection. Does not wait for
-/// clients that do not read.
+/// Sends `busy` to an evicted client, and closes the connection. Does not block if the client does
+/// not read.
 pub(crate) fn send_busy(stream: &TcpStream) {
     if let Ok(mut line) = serde_json::to_vec(&Reply::Busy {}) {
         line.push(b'\n');
@@ -110,19 +110,19 @@ impl Control {
     pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream
             .set_nodelay(true)
-            .and_then(|()| stream.set_write_timeout(Some(ANSWER)))
+            .and_then(|()| stream.set_write_timeout(Some(ANSWER_TIMEOUT)))
             .context("control connection")?;
         Ok(Self {
             lines: BufReader::new(stream),
-            begun: false,
+            link_opened: false,
         })
     }
 
     /// Connects to a server and exchanges hellos.
     ///
     /// # Errors
-    /// Fails if the connection cannot be set up, if the other end is not `iwarp perf serve` or has
-    /// another version, or if the server is busy.
+    /// Fails if the connection cannot be set up, if the peer is not `iwarp perf serve` of the same
+    /// protocol version, or if the server is busy.
     pub(crate) fn connect(addr: SocketAddr) -> Result<(Self, Option<HostInfo>)> {
         let stream = TcpStream::connect_timeout(&addr, STALL)
             .context(format_args!("cannot connect to {addr}"))?;
@@ -133,7 +133,7 @@ impl Control {
             version: version.clone(),
         })?;
         match c
-            .receive::<Reply>(ANSWER)
+            .receive::<Reply>(ANSWER_TIMEOUT)
             .map_err(|e| e.during(addr))?
             .ok_or_else(|| Error::failed(format!("{addr} closed the connection")))?
         {
@@ -150,7 +150,7 @@ impl Control {
                 "{addr} runs iwarp {theirs} (perf protocol {protocol}), this is iwarp {version} \
                  (perf protocol {PROTOCOL}); use the same version on both hosts"
             ))),
-            Reply::Busy {} => Err(c.is_busy()),
+            Reply::Busy {} => Err(c.busy_error()),
             Reply::Error { message } => Err(Error::failed(format!("{addr}: {message}"))),
             other => Err(Error::failed(format!(
                 "{addr} answered hello with {other:?}"
@@ -159,11 +159,11 @@ impl Control {
     }
 
     /// Records that the server has opened a link for this client.
-    pub(crate) fn begun(&mut self) {
-        self.begun = true;
+    pub(crate) fn set_link_opened(&mut self) {
+        self.link_opened = true;
     }
 
-    fn is_busy(&self) -> Error {
+    fn busy_error(&self) -> Error {
         let server = self.lines.get_ref().peer_addr();
         let server = server.map_or_else(|_| "the server".to_owned(), |a| a.to_string());
         Error::Busy(format!(
@@ -171,17 +171,17 @@ impl Control {
         ))
     }
 
-    fn broken(&self, e: &io::Error) -> Error {
+    fn connection_error(&self, e: &io::Error) -> Error {
         let reset = matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe);
         let text = format!("control connection: {e}");
-        match reset && !self.begun {
+        match reset && !self.link_opened {
             true => Error::Busy(text),
             false => Error::Failed(text),
         }
     }
 
     /// Returns the peer's address with port `port`. A link-local address keeps its scope.
-    pub(crate) fn peer_at(&self, port: u16) -> Result<SocketAddr> {
+    pub(crate) fn peer_with_port(&self, port: u16) -> Result<SocketAddr> {
         let peer = self.lines.get_ref().peer_addr();
         let mut peer = peer.context("control connection")?;
         peer.set_port(port);
@@ -189,15 +189,14 @@ impl Control {
     }
 
     /// Returns the local address with port 0.
-    pub(crate) fn here(&self) -> Result<SocketAddr> {
+    pub(crate) fn local_with_any_port(&self) -> Result<SocketAddr> {
         let local = self.lines.get_ref().local_addr();
         let mut local = local.context("control connection")?;
         local.set_port(0);
         Ok(local)
     }
 
-    /// Returns the peer's address.
-    pub(crate) fn there(&self) -> Result<IpAddr> {
+    pub(crate) fn peer_ip(&self) -> Result<IpAddr> {
         let peer = self.lines.get_ref().peer_addr();
         Ok(peer.context("control connection")?.ip())
     }
@@ -206,19 +205,19 @@ impl Control {
         let mut line = serde_json::to_vec(message).context("control message")?;
         line.push(b'\n');
         let written = self.lines.get_mut().write_all(&line);
-        written.map_err(|e| self.broken(&e))
+        written.map_err(|e| self.connection_error(&e))
     }
 
     /// Waits at most `timeout` for a message. Returns `None` if the peer closed the connection.
     ///
     /// # Errors
-    /// Fails after the timeout, if the connection is broken, and if a line is not a message.
+    /// Fails after the timeout, if the connection breaks, or if a line is not a message.
     pub(crate) fn receive<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
         let line = self.read_line(timeout).map_err(|e| match e.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 Error::failed(format!("no answer within {} seconds", timeout.as_secs()))
             }
-            _ => self.broken(&e),
+            _ => self.connection_error(&e),
         })?;
         if line.is_empty() {
             return Ok(None);
@@ -233,48 +232,49 @@ impl Control {
             .map_err(|e| Error::failed(format!("not the iwarp perf protocol ({e})")))
     }
 
-    /// Reads a line. It lacks its line feed if the peer closed the connection, or at [`MAX_LINE`].
+    /// Reads a line. The line feed is missing if the peer closed the connection before it, or if
+    /// the line is longer than [`MAX_LINE`].
     fn read_line(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
         let end = Instant::now() + timeout;
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') && line.len() < MAX_LINE {
-            // The limit applies to the whole line: a peer that sends byte by byte gains no time.
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            // The timeout is for the whole line: a peer that sends byte by byte gains no time.
+            let remaining = end.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
-            self.lines.get_ref().set_read_timeout(Some(left))?;
-            let came = match self.lines.fill_buf() {
+            self.lines.get_ref().set_read_timeout(Some(remaining))?;
+            let received = match self.lines.fill_buf() {
                 Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                came => came?,
+                received => received?,
             };
-            if came.is_empty() {
+            if received.is_empty() {
                 break;
             }
-            let whole = came.iter().position(|octet| *octet == b'\n');
-            let taken = whole.map_or(came.len(), |at| at + 1);
-            let taken = taken.min(MAX_LINE - line.len());
-            line.extend_from_slice(&came[..taken]);
-            self.lines.consume(taken);
+            let line_feed = received.iter().position(|octet| *octet == b'\n');
+            let len = line_feed.map_or(received.len(), |at| at + 1);
+            let len = len.min(MAX_LINE - line.len());
+            line.extend_from_slice(&received[..len]);
+            self.lines.consume(len);
         }
         Ok(line)
     }
 
-    /// Waits for the server's answer.
+    /// Waits for the server's answer. `what` names the answer that `accept` expects.
     ///
     /// # Errors
-    /// Fails if [`receive`](Self::receive) fails, if the server reports an error or is busy, and if
-    /// the answer is not the expected one.
+    /// Fails if [`receive`](Self::receive) fails, if the server reports an error or is busy, or if
+    /// `accept` does not accept the answer.
     pub(crate) fn expect(
         &mut self,
         what: &str,
         accept: impl FnOnce(&Reply) -> bool,
     ) -> Result<Reply> {
-        match self.receive(ANSWER)? {
+        match self.receive(ANSWER_TIMEOUT)? {
             Some(Reply::Error { message }) => {
                 Err(Error::failed(format!("server error: {message}")))
             }
-            Some(Reply::Busy {}) => Err(self.is_busy()),
+            Some(Reply::Busy {}) => Err(self.busy_error()),
             Some(r) if accept(&r) => Ok(r),
             Some(r) => Err(Error::failed(format!(
                 "the server answered {r:?} instead of {what}"
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_line_gains_no_time() {
+    fn slow_line_does_not_extend_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut control = Control::new(listener.accept().unwrap().0).unwrap();
@@ -365,6 +365,7 @@ mod tests {
         sender.join().unwrap();
     }
 
+    /// Returns the error of a client whose hello is answered with `text`.
     fn answer_with(text: &'static [u8]) -> Error {
         let l = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = l.local_addr().unwrap();
@@ -383,18 +384,18 @@ mod tests {
         e
     }
 
-    /// A server that closes the connection before it has opened a link is busy; later it has
-    /// failed.
+    /// A reset before the server has opened a link means that it is busy. A later reset is a
+    /// failure.
     #[test]
     fn reset_means_busy_until_link_opens() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
-        for begun in [false, true] {
+        for link_opened in [false, true] {
             let server = std::thread::spawn({
                 let listener = listener.try_clone().unwrap();
                 move || {
                     let mut served = Control::new(listener.accept().unwrap().0).unwrap();
-                    served.receive::<Request>(HELLO).unwrap();
+                    served.receive::<Request>(HELLO_TIMEOUT).unwrap();
                     let (protocol, version) = (PROTOCOL, String::new());
                     let host = None;
                     served
@@ -405,18 +406,18 @@ mod tests {
                         })
                         .unwrap();
                     let stream = served.lines.into_inner();
-                    // Without linger time, closing sends a reset.
-                    let at_once = Some(Duration::ZERO);
-                    rustix::net::sockopt::set_socket_linger(stream, at_once).unwrap();
+                    // With a linger time of zero, closing sends a reset.
+                    let linger = Some(Duration::ZERO);
+                    rustix::net::sockopt::set_socket_linger(stream, linger).unwrap();
                 }
             });
             let (mut client, _) = Control::connect(at).unwrap();
-            if begun {
-                client.begun();
+            if link_opened {
+                client.set_link_opened();
             }
             server.join().unwrap();
-            let e = client.receive::<Reply>(ANSWER).unwrap_err();
-            assert_eq!(matches!(e, Error::Busy(_)), !begun, "{e}");
+            let e = client.receive::<Reply>(ANSWER_TIMEOUT).unwrap_err();
+            assert_eq!(matches!(e, Error::Busy(_)), !link_opened, "{e}");
         }
     }
 
@@ -442,7 +443,7 @@ mod tests {
                 .contains("middle of a message")
         );
         assert!(answer_with(b"").to_string().contains("closed"));
-        // The port is in use by a connection, so nothing can listen there meanwhile.
+        // A connection uses this port, so no listener can take it meanwhile.
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         assert!(

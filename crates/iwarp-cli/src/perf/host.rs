@@ -23,7 +23,7 @@ pub(crate) struct HostInfo {
 
 impl HostInfo {
     /// Collects the facts; unavailable ones are "unknown".
-    pub(crate) fn here() -> Self {
+    pub(crate) fn collect() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             cpuinfo.lines().find_map(|l| {
@@ -41,9 +41,9 @@ impl HostInfo {
                 .or_else(|| field("Model"))
                 .unwrap_or_else(unknown),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: line("/proc/sys/kernel/osrelease")
+            kernel: first_line("/proc/sys/kernel/osrelease")
                 .map_or_else(unknown, |r| format!("Linux {r}")),
-            congestion_control: line("/proc/sys/net/ipv4/tcp_congestion_control")
+            congestion_control: first_line("/proc/sys/net/ipv4/tcp_congestion_control")
                 .unwrap_or_else(unknown),
             date: rfc3339(seconds),
             iwarp: env!("CARGO_PKG_VERSION").to_owned(),
@@ -57,11 +57,11 @@ pub(crate) fn cpu_us() -> f64 {
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
-fn line(path: &str) -> Option<String> {
+fn first_line(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned()).filter(|s| !s.is_empty())
 }
 
-/// Formats seconds since 1970 as in `2005-12-30T23:59:60Z`.
+/// Formats seconds since 1970 as `2005-12-30T23:59:59Z`.
 fn rfc3339(seconds: u64) -> String {
     let (mut days, rest) = (seconds / 86_400, seconds % 86_400);
     let leap = |y: u64| y.is_multiple_of(4) && !y.is_multiple_of(100) || y.is_multiple_of(400);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn this_host_is_described() {
-        let h = HostInfo::here();
+        let h = HostInfo::collect();
         assert!(h.cores >= 1 && h.kernel.starts_with("Linux ") && h.date.ends_with('Z'));
     }
 }

@@ -1,8 +1,8 @@
 //! The peer process of a run on one machine: the same program, started as `perf serve --child`.
 //!
-//! It must never outlive its parent, which three mechanisms ensure: the kernel kills it when the
-//! parent's thread ends; it exits at the end of its stdin, a pipe that the parent holds open; and
-//! the parent kills it on drop.
+//! Three mechanisms ensure that it never outlives its parent: the kernel kills it when the parent's
+//! thread ends; it exits at the end of its stdin, a pipe that the parent holds open; and the parent
+//! kills it on drop.
 
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -23,7 +23,7 @@ impl Peer {
         let exe = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(exe);
         command.args(["perf", "serve", "--bind", "127.0.0.1:0", "--child"]);
-        // Its failures are reported once, by this end, which gets them over the control connection.
+        // This process gets the peer's failures over the control connection and reports them.
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "error");
         }
@@ -56,7 +56,7 @@ impl Peer {
 }
 
 impl Peer {
-    /// Returns its process number.
+    /// Returns the process ID.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -64,17 +64,17 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // An error means that it has exited already.
+        // An error means that the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Child: makes this process end with its parent.
+/// In the child: makes this process end with its parent.
 pub(crate) fn end_with_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .context("cannot bind to the parent process")?;
-    // Detects a parent that died before the call above.
+        .context("cannot request a signal for the parent's end")?;
+    // Detects a parent that ended before the call above.
     std::thread::Builder::new()
         .name("parent".to_owned())
         .spawn(|| {
@@ -86,7 +86,7 @@ pub(crate) fn end_with_parent() -> Result<()> {
     Ok(())
 }
 
-/// Child: reports its listening address to the parent.
+/// In the child: reports the listening address to the parent.
 pub(crate) fn announce(at: SocketAddr) -> Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "{{\"listening\":\"{at}\"}}")

@@ -1,7 +1,6 @@
 //! `iwarp perf`: latency, bandwidth and message rate, beside plain TCP in the same run.
 
 mod args;
-mod beside;
 mod control;
 mod host;
 mod local;
@@ -13,6 +12,7 @@ mod report;
 mod run;
 mod serve;
 mod tcp;
+mod under_load;
 
 pub(crate) use args::PerfArgs;
 
@@ -24,13 +24,13 @@ use iwarp_cli_common::retry;
 use iwarp_figures::load::{self, Watch, Watched};
 use plan::Plan;
 use point::{Transport, Wire};
-use report::{Others, Report};
+use report::{OtherLoad, Report};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 
 /// Rounds of the measurements beside a computing program.
-const BESIDE_ROUNDS: u32 = 3;
+const UNDER_LOAD_ROUNDS: u32 = 3;
 
 /// Runs `iwarp perf`.
 pub(crate) fn run(args: PerfArgs) -> Result<()> {
@@ -52,7 +52,7 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
     let plan = Plan::new(m)?;
     let outputs = Outputs::open(m)?;
     // Collect the facts before binding to one CPU, or they would report a single CPU.
-    let host = HostInfo::here();
+    let host = HostInfo::collect();
     let cpus = if m.no_pin { None } else { load::two_cpus() };
     // Start the peer first: it must not inherit this end's CPU.
     let peer = local::Peer::spawn(cpus.map(|c| c.1))?;
@@ -61,13 +61,13 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
     }
     let (control, _) = Control::connect(peer.addr)?;
     let mut runner = run::Runner::begin(&plan, control)?;
-    let watch = Watching::start(cpus, Some(peer.id()));
+    let watch = LoadWatch::start(cpus, Some(peer.id()));
     let samples = runner.run(&plan, false)?;
     let others = watch.others();
-    let mine = cpus.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
-    let beside = beside::measure(&mut runner, &plan, &mine, BESIDE_ROUNDS)?;
+    let run_cpus = cpus.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
+    let under_load = under_load::measure(&mut runner, &plan, &run_cpus, UNDER_LOAD_ROUNDS)?;
     drop((runner, peer));
-    outputs.write(&Report::new(&plan, &samples, host, None, others).with_beside(beside))
+    outputs.write(&Report::new(&plan, &samples, host, None, others).with_under_load(under_load))
 }
 
 fn run_remote(c: &ConnectArgs) -> Result<()> {
@@ -80,22 +80,22 @@ fn run_remote(c: &ConnectArgs) -> Result<()> {
             Ok((run::Runner::begin(&plan, control)?, peer))
         })
     })?;
-    let watch = Watching::start(None, None);
+    let watch = LoadWatch::start(None, None);
     let samples = runner.run(&plan, false)?;
-    let host = HostInfo::here();
+    let host = HostInfo::collect();
     outputs.write(&Report::new(&plan, &samples, host, peer, watch.others()))
 }
 
 /// Measures the load by other programs during a run.
 #[derive(Debug)]
-struct Watching {
+struct LoadWatch {
     watch: Watch,
     cpus: usize,
 }
 
-impl Watching {
-    /// Starts measuring on the `pinned` CPUs, or on all that may be used; `peer` is the run's other
-    /// process on this machine.
+impl LoadWatch {
+    /// Starts measuring on the `pinned` CPUs, or on all CPUs that this process may use. `peer` is
+    /// the peer process of a local run, which is not counted.
     fn start(pinned: Option<(usize, usize)>, peer: Option<u32>) -> Self {
         let cpus = pinned.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
         Self {
@@ -109,10 +109,10 @@ impl Watching {
     }
 
     /// Returns the load so far.
-    fn others(&self) -> Others {
-        Others {
-            used: self.watch.others(),
-            of: self.cpus,
+    fn others(&self) -> OtherLoad {
+        OtherLoad {
+            cpus_used: self.watch.others(),
+            cpus: self.cpus,
         }
     }
 }
@@ -120,6 +120,7 @@ impl Watching {
 /// Output files. They are opened before the run, so that a bad path fails early.
 #[derive(Debug)]
 struct Outputs {
+    /// `Some(None)` is standard output.
     json: Option<Option<File>>,
     plot: Option<File>,
 }

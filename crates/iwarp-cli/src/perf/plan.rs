@@ -1,8 +1,8 @@
 //! Decides which points are measured, in which order, and for how long.
 //!
-//! All points that are compared with one TCP figure form a group (same size, way of waiting and
-//! metric) and are measured next to it. On shared machines absolute figures drift by tens of per
-//! cent within minutes; ratios of neighbouring measurements do not.
+//! A TCP point and the RDMA points that are compared with it form a group: they have the same size,
+//! way of waiting and metric, and are measured one after another. On shared machines absolute
+//! figures drift by tens of per cent within minutes; ratios of neighbouring measurements do not.
 
 use super::args::MeasureArgs;
 use super::point::{Link, MAX_SIZE, Metric, Op, Point, Poll, Wire};
@@ -11,9 +11,9 @@ use iwarp_cli_common::units;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time for a default run; with set-up and output it takes less than two minutes.
+/// Time for the measurements of a default run. The whole run takes less than two minutes.
 const DEFAULT_BUDGET: Duration = Duration::from_secs(100);
-/// Time for `--quick`; with everything else it takes less than 20 seconds.
+/// Time for the measurements of `--quick`. The whole run takes less than 20 seconds.
 const QUICK_BUDGET: Duration = Duration::from_secs(13);
 /// Longer measurements do not give steadier medians.
 const SLOT_MAX: Duration = Duration::from_millis(400);
@@ -38,20 +38,20 @@ pub(crate) enum Limit {
 /// Points that are compared with each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// TCP, then the RDMA points.
+    /// The TCP points, then the RDMA points.
     pub(crate) points: Vec<Point>,
 }
 
 impl Group {
-    fn of(tcp: Point, ops: impl Iterator<Item = Op>, crcs: &[bool]) -> Self {
-        let mut rdma: Vec<_> = ops
+    fn new(tcp: Point, ops: impl Iterator<Item = Op>, crcs: &[bool]) -> Self {
+        let mut points: Vec<_> = ops
             .flat_map(|op| crcs.iter().map(move |&crc| Point { op, crc, ..tcp }))
             .collect();
         let blocks = (tcp.metric, tcp.poll) == (Metric::Latency, Poll::Event);
-        if blocks && !rdma.is_empty() {
-            // Blocking calls of the library poll before they sleep. Also measure TCP that polls as
-            // long, to show what the polling gains and costs.
-            rdma.insert(
+        if blocks && !points.is_empty() {
+            // Blocking calls of the library poll before they sleep. Also measure TCP that polls for
+            // the same time, to show what polling gains and costs.
+            points.insert(
                 0,
                 Point {
                     op: Op::TcpPolls,
@@ -59,8 +59,8 @@ impl Group {
                 },
             );
         }
-        rdma.insert(0, tcp);
-        Self { points: rdma }
+        points.insert(0, tcp);
+        Self { points }
     }
 }
 
@@ -101,7 +101,7 @@ impl Plan {
                 units::size(MAX_SIZE)
             )));
         }
-        let plain = sizes.clone();
+        let sizes_without_atomics = sizes.clone();
         if ops == [Op::FetchAdd] {
             sizes.clear();
         }
@@ -122,9 +122,9 @@ impl Plan {
                     };
                     let fits = |op: &Op| match op {
                         Op::FetchAdd => size == ATOMIC_SIZE,
-                        _ => plain.contains(&size),
+                        _ => sizes_without_atomics.contains(&size),
                     };
-                    groups.push(Group::of(tcp, ops.iter().copied().filter(fits), &crcs));
+                    groups.push(Group::new(tcp, ops.iter().copied().filter(fits), &crcs));
                 }
             }
         }
@@ -144,6 +144,7 @@ impl Plan {
         })
     }
 
+    /// Returns the number of measurements in a round.
     pub(crate) fn slots_per_round(&self) -> u64 {
         self.groups.iter().map(|g| g.points.len() as u64).sum()
     }
@@ -173,7 +174,7 @@ impl Plan {
     }
 
     /// Returns a group's points in the order for this round. The order rotates, so that no point is
-    /// always first or always has the same predecessor.
+    /// always the first.
     pub(crate) fn order(group: &Group, round: u32) -> impl Iterator<Item = &Point> {
         let n = group.points.len();
         let start = (round as usize * 2) % n.max(1);
@@ -187,7 +188,7 @@ impl Plan {
 pub(crate) struct Governor {
     limit: Limit,
     end: Option<Instant>,
-    left: u64,
+    remaining_slots: u64,
 }
 
 impl Governor {
@@ -200,25 +201,25 @@ impl Governor {
         Self {
             limit: plan.limit,
             end,
-            left: plan.slots(),
+            remaining_slots: plan.slots(),
         }
     }
 
-    /// Returns the time for the next measurement, and counts it.
+    /// Returns the limit for the next measurement, and counts that measurement.
     pub(crate) fn next_slot(&mut self, now: Instant) -> Limit {
-        let left = self.left.max(1);
-        self.left = self.left.saturating_sub(1);
+        let slots = u32::try_from(self.remaining_slots.max(1)).unwrap_or(u32::MAX);
+        self.remaining_slots = self.remaining_slots.saturating_sub(1);
         match self.end {
             Some(end) => {
-                let share =
-                    end.saturating_duration_since(now) / u32::try_from(left).unwrap_or(u32::MAX);
+                let share = end.saturating_duration_since(now) / slots;
                 Limit::Each(share.clamp(SLOT_MIN, SLOT_MAX))
             }
             None => self.limit,
         }
     }
 
-    /// Returns `true` if the time is used up. Call between rounds: half a round gives no ratios.
+    /// Returns `true` if the time is used up. Call this between rounds only: ratios need complete
+    /// rounds.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.end.is_some_and(|end| now >= end)
     }
@@ -280,7 +281,7 @@ mod tests {
     }
 
     /// Simulates a run in which every measurement takes `k` times its slot.
-    fn play(p: &Plan, k: f64) -> Duration {
+    fn simulate(p: &Plan, k: f64) -> Duration {
         let t0 = Instant::now();
         let mut now = t0;
         let mut g = Governor::start(p, now);
@@ -305,14 +306,14 @@ mod tests {
         assert!(q.slots() < 350, "{}", q.slots());
         for k in [0.5, 1.0, 1.5] {
             assert!(
-                play(&d, k) < Duration::from_secs(115),
+                simulate(&d, k) < Duration::from_secs(115),
                 "{k}: {:?}",
-                play(&d, k)
+                simulate(&d, k)
             );
             assert!(
-                play(&q, k) < Duration::from_secs(17),
+                simulate(&q, k) < Duration::from_secs(17),
                 "{k}: {:?}",
-                play(&q, k)
+                simulate(&q, k)
             );
         }
     }
@@ -335,7 +336,7 @@ mod tests {
         assert!(matches!(plan(&["--size", "1G"]), Err(Error::Usage(_))));
     }
 
-    /// `--quick` changes only what no other option sets.
+    /// `--quick` has no effect on what another option sets.
     #[test]
     fn explicit_options_win_over_quick() {
         for (options, limit, rounds) in [
@@ -366,8 +367,8 @@ mod tests {
         assert!(points.all(|p| p.size == 12));
     }
 
-    /// TCP and RDMA have equally many connections for the largest message. Options of one wire
-    /// leave the other's link as it is.
+    /// TCP and RDMA links have the same number of connections, with buffers for the largest
+    /// message. Options of RDMA do not affect TCP links.
     #[test]
     fn links_follow_the_options() {
         let p = plan(&[

@@ -1,6 +1,7 @@
-//! What is measured (a point), and the traits of a connection under test.
+//! A point (what one measurement measures), and the traits of a connection under test.
 //!
-//! `tcp.rs` implements them for TCP and `rdma.rs` for RDMA; the rest of `perf` uses only this file.
+//! `tcp.rs` implements the traits for TCP and `rdma.rs` for RDMA; the rest of `perf` uses only the
+//! traits.
 
 use clap::ValueEnum;
 use iwarp::runtime::after_empty_poll;
@@ -29,7 +30,7 @@ pub(crate) const STALL: Duration = Duration::from_secs(10);
 pub(crate) enum Op {
     /// Plain TCP only, the baseline of all ratios
     Tcp,
-    /// Plain TCP that polls as long as the library before it sleeps.
+    /// Plain TCP that, before it sleeps, polls for as long as the library.
     #[value(skip)]
     TcpPolls,
     /// RDMA Send into posted receives
@@ -110,7 +111,8 @@ pub(crate) struct Link {
     pub(crate) crc: bool,
     /// MPA markers (RDMA only).
     pub(crate) markers: bool,
-    /// How completions are awaited. Always `Event` for TCP, whose connections serve both ways.
+    /// How the ends wait for completions. Always `Event` for TCP, because its connections do not
+    /// depend on the way of waiting.
     pub(crate) poll: Poll,
     /// Parallel connections, 1–64; latency uses the first one.
     pub(crate) qps: u32,
@@ -133,7 +135,7 @@ pub(crate) struct Point {
     pub(crate) metric: Metric,
 }
 
-/// Checks the values from a peer before anything is allocated.
+/// Checks the values that a peer requests, before anything is allocated.
 pub(crate) fn check_link(l: &Link) -> Result<()> {
     in_range("qps", u64::from(l.qps), u64::from(MAX_QPS))?;
     in_range("depth", u64::from(l.depth), u64::from(MAX_DEPTH))?;
@@ -219,7 +221,7 @@ pub(crate) trait Session: Send {
     fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration>;
 }
 
-/// A time limit for spinning loops that reads the clock only now and then.
+/// A time limit for spinning loops. It reads the clock only every 4096 turns.
 #[derive(Debug)]
 pub(crate) struct SpinGuard {
     spins: u32,
@@ -227,7 +229,7 @@ pub(crate) struct SpinGuard {
 }
 
 impl SpinGuard {
-    /// Creates a guard whose time starts at the first call of [`turn`](Self::turn).
+    /// Creates a guard; its time starts with the first turns without progress.
     pub(crate) fn new() -> Self {
         Self {
             spins: 0,
@@ -235,18 +237,18 @@ impl SpinGuard {
         }
     }
 
-    /// Like [`turn`](Self::turn), for a turn that polled no completion queue. Yields, because the
-    /// peer may be waiting for this processor; polling a completion queue yields by itself.
-    pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
+    /// Like [`no_progress`](Self::no_progress), for a turn that polled no completion queue. Yields
+    /// the processor, for which the peer may be waiting. Polling a completion queue does that, too.
+    pub(crate) fn yield_without_progress(&mut self) -> Result<()> {
         after_empty_poll();
-        self.turn()
+        self.no_progress()
     }
 
     /// Call this after each turn without progress.
     ///
     /// # Errors
-    /// Fails [`STALL`] after the last [`reset`](Self::reset).
-    pub(crate) fn turn(&mut self) -> Result<()> {
+    /// Fails when there has been no progress for [`STALL`].
+    pub(crate) fn no_progress(&mut self) -> Result<()> {
         std::hint::spin_loop();
         self.spins = self.spins.wrapping_add(1);
         if self.spins.is_multiple_of(1 << 12) {
@@ -258,7 +260,7 @@ impl SpinGuard {
         Ok(())
     }
 
-    /// Call this after progress: restarts the time limit.
+    /// Restarts the time limit. Call this after progress.
     pub(crate) fn reset(&mut self) {
         (self.spins, self.deadline) = (0, None);
     }
@@ -267,7 +269,7 @@ impl SpinGuard {
 /// Returns the error for a silent peer.
 pub(crate) fn stalled() -> Error {
     Error::failed(format!(
-        "the peer did nothing for {} seconds",
+        "the peer made no progress for {} seconds",
         STALL.as_secs()
     ))
 }

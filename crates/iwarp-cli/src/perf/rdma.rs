@@ -1,10 +1,11 @@
 //! iWARP as a wire under test.
 //!
 //! Both ends use the public interface as a program would: one completion queue for all queue pairs
-//! of a link, work requests posted in lists, and one signaled request per quarter of the depth. A
-//! spinning end polls its completion queue, which drives the socket; a sleeping end waits for
-//! completions. An RDMA Write gives its target no completion, so a spinning target watches the last
-//! byte while it polls, and a sleeping one is woken by a Write with immediate data.
+//! of a link, work requests posted in lists, and one signaled request per quarter of the
+//! depth. A spinning end polls its completion queue, which drives the socket; a sleeping end waits
+//! for completions. An RDMA Write creates no completion at its target. So a spinning target watches
+//! the last byte of the buffer while it polls, and a Write with immediate data wakes a sleeping
+//! target.
 
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
@@ -20,17 +21,17 @@ use iwarp_figures::Latencies;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Work requests per posting call, as many as a program would collect.
+/// Work requests per posting call, a number that programs commonly use.
 const BATCH: usize = 64;
-/// Small messages cycle through this much memory instead of using one cache line.
+/// Small messages cycle through this many bytes instead of using one cache line.
 const WINDOW: usize = 256 * 1024;
-/// Reads in flight, whatever the depth.
+/// Maximum number of Reads in flight per connection.
 const MAX_READS: u32 = 4096;
 /// Completions per poll.
 const POLL_BATCH: usize = 64;
-/// Source for clearing memory.
+/// Source of the writes that clear memory.
 const ZEROS: [u8; 4096] = [0; 4096];
-const ALL: Access = Access::LOCAL_WRITE
+const ALL_RIGHTS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -42,7 +43,7 @@ fn failed(what: &str) -> impl Fn(iwarp::Error) -> Error + '_ {
     move |e| Error::failed(format!("{what}: {e}"))
 }
 
-fn posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
+fn check_posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
     r.map_err(|failed| Error::failed(format!("posting a work request: {}", failed.error())))
 }
 
@@ -52,7 +53,8 @@ struct Base {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     link: Link,
-    receives: u32,
+    /// Receives per connection.
+    receive_depth: u32,
 }
 
 impl Base {
@@ -61,8 +63,8 @@ impl Base {
         config.crc = link.crc;
         config.markers = link.markers;
         let ctx = Context::open(device, config).map_err(failed("opening the device"))?;
-        let receives = link.depth.max(16) + 8;
-        let completions = link.qps * (link.depth + 8 + receives) + 64;
+        let receive_depth = link.depth.max(16) + 8;
+        let completions = link.qps * (link.depth + 8 + receive_depth) + 64;
         let cq = ctx
             .create_cq(completions, None)
             .map_err(failed("creating a completion queue"))?;
@@ -71,7 +73,7 @@ impl Base {
             ctx,
             cq,
             link: link.clone(),
-            receives,
+            receive_depth,
         })
     }
 
@@ -80,7 +82,7 @@ impl Base {
         self.pd
             .create_qp(
                 &QpInitAttr::new(&self.cq, &self.cq)
-                    .cap(self.link.depth + 8, self.receives)
+                    .cap(self.link.depth + 8, self.receive_depth)
                     .max_sge(1, 1)
                     .rd_atomic(reads, reads),
             )
@@ -95,7 +97,7 @@ impl Base {
             .max(WINDOW);
         let make = || {
             self.pd
-                .reg_mr(len, ALL)
+                .reg_mr(len, ALL_RIGHTS)
                 .map_err(failed("registering memory"))
         };
         Ok((make()?, make()?))
@@ -107,9 +109,10 @@ struct Conn {
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
-    ready: u32,
-    /// Operations of the point that are started and not complete.
+    posted_receives: u32,
+    /// Operations of the current point that were started.
     started: u64,
+    /// Operations that have not completed.
     outstanding: u64,
 }
 
@@ -136,37 +139,36 @@ impl RdmaSession {
             source,
             target,
             remote,
-            ready: 0,
+            posted_receives: 0,
             started: 0,
             outstanding: 0,
         });
-        let at = self.conns.len() - 1;
-        self.refill(at)
+        let index = self.conns.len() - 1;
+        self.refill(index)
     }
 
     /// Posts the missing receives.
-    fn refill(&mut self, at: usize) -> Result<()> {
-        let Some(c) = self.conns.get_mut(at) else {
+    fn refill(&mut self, index: usize) -> Result<()> {
+        let Some(c) = self.conns.get_mut(index) else {
             return Ok(());
         };
         let sge = [c.target.sge(..).map_err(failed("receive buffer"))?];
-        let missing = self.base.receives - c.ready;
+        let mut missing = (self.base.receive_depth - c.posted_receives) as usize;
         let wrs = [RecvWr {
             wr_id: 0,
             sges: &sge,
         }; BATCH];
-        let mut left = missing as usize;
-        while left > 0 {
-            let n = left.min(BATCH);
-            posted(c.connection.post_recv(&wrs[..n]))?;
-            left -= n;
+        while missing > 0 {
+            let n = missing.min(BATCH);
+            check_posted(c.connection.post_recv(&wrs[..n]))?;
+            missing -= n;
         }
-        c.ready = self.base.receives;
+        c.posted_receives = self.base.receive_depth;
         Ok(())
     }
 
-    /// Polls for completions and accounts for them.
-    fn take(&mut self, sleep: bool) -> Result<usize> {
+    /// Polls for completions, or waits for one if `sleep`. Returns how many it processed.
+    fn process_completions(&mut self, sleep: bool) -> Result<usize> {
         let mut done = [Cqe::default(); POLL_BATCH];
         let n = if sleep {
             self.base
@@ -183,18 +185,18 @@ impl RdmaSession {
                 .map_err(|e| Error::failed(iwarp::Error::from(e).to_string()))?
         };
         for cqe in &done[..n] {
-            self.account(cqe)?;
+            self.process(cqe)?;
         }
         Ok(n)
     }
 
-    fn account(&mut self, cqe: &Cqe) -> Result<()> {
-        let at = self
+    fn process(&mut self, cqe: &Cqe) -> Result<()> {
+        let index = self
             .conns
             .iter()
             .position(|c| c.connection.num() == cqe.qp_num)
             .unwrap_or(0);
-        let c = &mut self.conns[at];
+        let c = &mut self.conns[index];
         if cqe.status != WcStatus::Success {
             let why = c.connection.fault().map_or_else(
                 || "the peer closed the connection".into(),
@@ -208,10 +210,10 @@ impl RdmaSession {
         match cqe.opcode {
             WcOpcode::Recv | WcOpcode::RecvWriteImm => {
                 self.arrived += 1;
-                c.ready -= 1;
-                // Refill in lists, but before the peer runs out of receives.
-                if c.ready <= self.base.receives / 2 {
-                    self.refill(at)?;
+                c.posted_receives -= 1;
+                // Post lists instead of single receives, but before the receive queue is empty.
+                if c.posted_receives <= self.base.receive_depth / 2 {
+                    self.refill(index)?;
                 }
             }
             // The ID of a work request is the number of requests that its completion covers.
@@ -224,8 +226,8 @@ impl RdmaSession {
     fn wait_until(&mut self, poll: Poll, mut enough: impl FnMut(&Self) -> bool) -> Result<()> {
         let mut guard = SpinGuard::new();
         while !enough(self) {
-            if self.take(poll == Poll::Event)? == 0 {
-                guard.turn()?;
+            if self.process_completions(poll == Poll::Event)? == 0 {
+                guard.no_progress()?;
             } else {
                 guard.reset();
             }
@@ -245,17 +247,18 @@ impl RdmaSession {
         let read = || target.load_u8(size - 1).map_err(failed("watching memory"));
         let mut guard = SpinGuard::new();
         while read()? != tag {
-            self.take(false)?;
-            guard.turn()?;
+            self.process_completions(false)?;
+            guard.no_progress()?;
         }
         Ok(())
     }
 
-    /// Sends an empty message on each connection: "end of data", or "all data arrived".
+    /// Sends a one-byte message on each connection: the client's "end of data", or the server's
+    /// "all data arrived".
     fn send_end(&mut self) -> Result<()> {
         for c in &mut self.conns {
             c.outstanding += 1;
-            posted(
+            check_posted(
                 c.connection
                     .post_send(&[SendWr::inline(1, &[&[1u8]]).signaled()]),
             )?;
@@ -297,7 +300,7 @@ impl RdmaSession {
             _ => SendWr::send(1, &sge),
         };
         c.outstanding += 1;
-        posted(c.connection.post_send(&[wr.signaled()]))
+        check_posted(c.connection.post_send(&[wr.signaled()]))
     }
 
     fn pong(&mut self, point: &Point, tag: u8) -> Result<()> {
@@ -317,29 +320,29 @@ impl RdmaSession {
             _ => SendWr::read(1, c.remote.addr, c.remote.rkey, &sge),
         };
         c.outstanding += 1;
-        posted(c.connection.post_send(&[wr.signaled()]))?;
+        check_posted(c.connection.post_send(&[wr.signaled()]))?;
         self.wait_until(point.poll, |s| s.conns[0].outstanding == 0)
     }
 
-    /// Starts as many operations as the depth allows, and subtracts them from `left`.
-    fn fill(&mut self, at: usize, point: &Point, left: &mut u64) -> Result<()> {
+    /// Starts as many operations as the depth allows, and subtracts them from `remaining`.
+    fn fill(&mut self, index: usize, point: &Point, remaining: &mut u64) -> Result<()> {
         let depth = match point.op {
             Op::Read | Op::FetchAdd => u64::from(self.base.link.depth.min(MAX_READS)),
             _ => u64::from(self.base.link.depth),
         };
-        let every = (depth / 4).max(1);
-        let c = &mut self.conns[at];
+        let list_len = (depth / 4).max(1);
+        let c = &mut self.conns[index];
         let size = point.size as usize;
         let slots = (WINDOW / size).max(1) as u64;
-        // Post lists of a quarter of the depth: shorter ones would spend the time in calls.
-        if *left > 0 && depth - c.outstanding < every {
+        // Post lists of a quarter of the depth: with shorter lists, calls would dominate.
+        if *remaining > 0 && depth - c.outstanding < list_len {
             return Ok(());
         }
-        while *left > 0 && c.outstanding < depth {
+        while *remaining > 0 && c.outstanding < depth {
             let n = (depth - c.outstanding)
-                .min(*left)
+                .min(*remaining)
                 .min(BATCH as u64)
-                .min(every) as usize;
+                .min(list_len) as usize;
             let mut sges = [[Sge::default()]; BATCH];
             let mut remotes = [0u64; BATCH];
             for i in 0..n {
@@ -366,10 +369,10 @@ impl RdmaSession {
             let last = &mut wrs[n - 1];
             last.wr_id = n as u64;
             *last = last.signaled();
-            posted(c.connection.post_send(&wrs[..n]))?;
+            check_posted(c.connection.post_send(&wrs[..n]))?;
             c.started += n as u64;
             c.outstanding += n as u64;
-            *left -= n as u64;
+            *remaining -= n as u64;
         }
         Ok(())
     }
@@ -377,11 +380,11 @@ impl RdmaSession {
 
 impl Session for RdmaSession {
     fn prepare(&mut self, _: Role, _: &Point, _: u64) -> Result<()> {
-        for at in 0..self.conns.len() {
-            self.refill(at)?;
-            let c = &mut self.conns[at];
+        for index in 0..self.conns.len() {
+            self.refill(index)?;
+            let c = &mut self.conns[index];
             c.started = 0;
-            // The last bytes identify turns: clear those of the previous point.
+            // The last byte of a message numbers the round trips: clear those of the last point.
             for mr in [&c.target, &c.source] {
                 for from in (0..mr.len()).step_by(ZEROS.len()) {
                     let zeros = &ZEROS[..ZEROS.len().min(mr.len() - from)];
@@ -444,24 +447,25 @@ impl Session for RdmaSession {
             }
             Role::Client => {
                 let conns = self.conns.len() as u64;
-                let mut left: Vec<u64> = (0..conns)
+                let mut remaining: Vec<u64> = (0..conns)
                     .map(|i| iters / conns + u64::from(i < iters % conns))
                     .collect();
                 let mut guard = SpinGuard::new();
-                while left.iter().any(|l| *l > 0) {
-                    for (at, left) in left.iter_mut().enumerate() {
-                        self.fill(at, point, left)?;
+                while remaining.iter().any(|n| *n > 0) {
+                    for (index, remaining) in remaining.iter_mut().enumerate() {
+                        self.fill(index, point, remaining)?;
                     }
-                    if self.take(point.poll == Poll::Event && left.iter().any(|l| *l > 0))? == 0 {
-                        guard.turn()?;
+                    let sleep = point.poll == Poll::Event && remaining.iter().any(|n| *n > 0);
+                    if self.process_completions(sleep)? == 0 {
+                        guard.no_progress()?;
                     } else {
                         guard.reset();
                     }
                 }
-                // Sent after the data: its answer proves that all of them have arrived.
                 if matches!(point.op, Op::Read | Op::FetchAdd) {
                     self.await_idle(point.poll)?;
                 }
+                // The server answers this message after all data before it have arrived.
                 self.send_end()?;
                 self.await_ends(point.poll, 0)?;
             }
@@ -524,7 +528,7 @@ impl Transport for Rdma {
         let device =
             device.ok_or_else(|| Error::failed(format!("no device has the address {ip}")))?;
         let base = Base::new(link, &device)?;
-        // A connection from another address would make the measurement fail.
+        // Refuse other addresses: their connections would make the measurement fail.
         let listener = ListeningId::builder(&base.ctx)
             .peers(from.into())
             .bind(at)
@@ -561,9 +565,9 @@ mod tests {
     use std::io::{ErrorKind, Read as _, Write as _};
     use std::net::{Ipv4Addr, TcpStream};
 
-    /// A connection from another address made the client's measurement fail.
+    /// Otherwise a connection from another address would make the client's measurement fail.
     #[test]
-    fn foreign_address_cannot_take_clients_place() {
+    fn foreign_address_is_refused() {
         let link = Link {
             wire: Wire::Rdma,
             crc: true,

@@ -1,4 +1,4 @@
-//! The measuring end: executes the plan, keeps both ends in step and collects the samples.
+//! The client: executes the plan, coordinates both ends and collects the samples.
 
 use super::control::{Control, Reply, Request};
 use super::plan::{Governor, Limit, Plan};
@@ -38,10 +38,10 @@ pub(crate) struct Sample {
     pub(crate) value: Value,
 }
 
-/// What one run of both ends took.
+/// Times of one run of both ends.
 #[derive(Debug, Clone, Copy)]
-struct Took {
-    /// Seconds, by this end's clock.
+struct RunTimes {
+    /// Duration by this end's clock, in seconds.
     seconds: f64,
     /// Processor time of both ends, in microseconds.
     cpu_us: f64,
@@ -50,12 +50,12 @@ struct Took {
 /// Limit of operations per measurement without `--iters`.
 const MAX_ITERS: f64 = 1e8;
 
-/// A client that may measure.
+/// A client to which the server has granted the right to measure.
 pub(crate) struct Runner {
     control: Control,
     links: HashMap<Link, (u32, Box<dyn Session>)>,
-    /// Last known duration of an operation, in seconds.
-    pace: HashMap<Point, f64>,
+    /// Last known duration of one operation, in seconds.
+    op_seconds: HashMap<Point, f64>,
     hist: Latencies,
 }
 
@@ -75,23 +75,23 @@ fn describe(p: &Point) -> String {
 }
 
 impl Runner {
-    /// Opens the link of the first measurement. By that the server admits this client to measure.
+    /// Opens the link of the first measurement, with which the server grants the right to measure.
     ///
     /// # Errors
-    /// Returns [`Error::Busy`] if the server serves another client, and the first failure of either
-    /// end.
+    /// Returns [`Error::Busy`] if the server serves another client, otherwise the first failure of
+    /// either end.
     pub(crate) fn begin(plan: &Plan, control: Control) -> Result<Self> {
         let mut r = Self {
             control,
             links: HashMap::new(),
-            pace: HashMap::new(),
+            op_seconds: HashMap::new(),
             hist: Latencies::new(),
         };
         let first = plan.groups.first();
         if let Some(point) = first.and_then(|group| Plan::order(group, 0).next()) {
-            r.link_of(plan, point)?;
+            r.open_link(plan, point)?;
         }
-        r.control.begun();
+        r.control.set_link_opened();
         Ok(r)
     }
 
@@ -132,7 +132,8 @@ impl Runner {
         Ok(samples)
     }
 
-    /// Measures one point within `limit`, after a short run that warms up and determines the pace.
+    /// Measures one point within `limit`. A short run before warms up and shows how long one
+    /// operation takes.
     pub(crate) fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
         let slot = match limit {
             Limit::Iters(n) => {
@@ -141,20 +142,21 @@ impl Runner {
             }
             Limit::Each(d) | Limit::Total(d) => d.as_secs_f64(),
         };
-        let mut pace = match self.pace.get(point) {
-            Some(&pace) => {
-                let n = iterations(slot * 0.1 / pace);
+        let mut op_seconds = match self.op_seconds.get(point) {
+            Some(&last) => {
+                let n = iterations(slot * 0.1 / last);
                 self.execute(plan, point, n)?.seconds / n as f64
             }
-            None => self.find_pace(plan, point, slot * 0.1)?,
+            None => self.find_op_seconds(plan, point, slot * 0.1)?,
         };
-        pace = pace.max(1e-9);
-        self.pace.insert(*point, pace);
-        self.sample(plan, point, iterations(slot * 0.85 / pace))
+        op_seconds = op_seconds.max(1e-9);
+        self.op_seconds.insert(*point, op_seconds);
+        self.sample(plan, point, iterations(slot * 0.85 / op_seconds))
     }
 
-    /// Doubles the count until a run takes about `target` seconds; short runs overstate the time.
-    fn find_pace(&mut self, plan: &Plan, point: &Point, target: f64) -> Result<f64> {
+    /// Returns the duration of one operation. Increases the number of operations until a run takes
+    /// about `target` seconds, because short runs overstate the duration.
+    fn find_op_seconds(&mut self, plan: &Plan, point: &Point, target: f64) -> Result<f64> {
         let mut n = u64::from(plan.qps) * 2;
         loop {
             let t = self.execute(plan, point, n)?.seconds;
@@ -171,7 +173,7 @@ impl Runner {
         let took = self.execute(plan, point, iters)?;
         let t = took.seconds.max(1e-9);
         let cpu = took.cpu_us / iters as f64;
-        self.pace.insert(*point, t / iters as f64);
+        self.op_seconds.insert(*point, t / iters as f64);
         match point.metric {
             Metric::Latency => {
                 let half = |share| self.hist.quantile_us(share).map(|us| us / 2.0);
@@ -199,8 +201,8 @@ impl Runner {
     }
 
     /// Runs one measurement at both ends.
-    fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Took> {
-        let link = self.link_of(plan, point)?;
+    fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<RunTimes> {
+        let link = self.open_link(plan, point)?;
         let Some((id, session)) = self.links.get_mut(&link) else {
             return Err(Error::failed("the link is not open"));
         };
@@ -222,27 +224,30 @@ impl Runner {
         };
         match outcome {
             Ok(took) => {
-                let mine = host::cpu_us() - before;
+                let client_cpu_us = host::cpu_us() - before;
                 match self.control.expect("done", Reply::is_done)? {
-                    Reply::Done { cpu_us } => Ok(Took {
+                    Reply::Done { cpu_us } => Ok(RunTimes {
                         seconds: took.as_secs_f64(),
-                        cpu_us: mine + cpu_us,
+                        cpu_us: client_cpu_us + cpu_us,
                     }),
                     _ => Err(Error::failed("the measurement returned no figures")),
                 }
             }
-            Err(mine) => {
-                // Prefer the server's error: its data connection ends with this session.
+            Err(client_error) => {
+                // Close the data connections, so that the server fails as well and reports why.
                 self.links.remove(&link);
                 match self.control.expect("done", Reply::is_done) {
-                    Err(theirs) => Err(Error::failed(format!("{mine}; {theirs}"))),
-                    Ok(_) => Err(mine),
+                    Err(server_error) => {
+                        Err(Error::failed(format!("{client_error}; {server_error}")))
+                    }
+                    Ok(_) => Err(client_error),
                 }
             }
         }
     }
 
-    fn link_of(&mut self, plan: &Plan, point: &Point) -> Result<Link> {
+    /// Returns the link of a point, and opens it if necessary.
+    fn open_link(&mut self, plan: &Plan, point: &Point) -> Result<Link> {
         let link = plan.link(point);
         if !self.links.contains_key(&link) {
             let opened = self.open(&link)?;
@@ -263,7 +268,7 @@ impl Runner {
         let Reply::Listening { port } = reply else {
             return Err(Error::failed("the server named no port"));
         };
-        let to = self.control.peer_at(port)?;
+        let to = self.control.peer_with_port(port)?;
         let session = transport(link.wire).connect(link, to)?;
         self.control.expect("opened", |r| *r == Reply::Opened {})?;
         Ok((id, session))

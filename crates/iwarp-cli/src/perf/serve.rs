@@ -1,8 +1,9 @@
-//! The answering end: `iwarp perf serve`, and the peer process of a local run.
+//! The server: `iwarp perf serve`, and the peer process of a local run.
 
 use super::args::ServeArgs;
 use super::control::{
-    Control, DEFAULT_PORT, HELLO, IDLE, PROTOCOL, Reply, Request, resolve, send_busy,
+    Control, DEFAULT_PORT, HELLO_TIMEOUT, PROTOCOL, REQUEST_TIMEOUT, Reply, Request, resolve,
+    send_busy,
 };
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
@@ -17,17 +18,17 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// More links than any plan needs; a client that asks for more is broken.
+/// Largest number of links of a client. No plan needs as many.
 const MAX_LINKS: usize = 64;
-/// How long to wait for the previous client to free its queue pairs and memory.
-const LEAVING: Duration = Duration::from_secs(1);
-/// A measuring client that sends no request for this long loses its turn to the next one.
+/// How long a client waits for its turn while the previous client frees its queue pairs and memory.
+const TURN_TIMEOUT: Duration = Duration::from_secs(1);
+/// A measuring client that sends no request for this long loses its turn if another client waits.
 const TURN_IDLE: Duration = Duration::from_secs(5);
-/// A client whose first link is not set up after this long loses its turn to the next one.
-const OPENING: Duration = Duration::from_secs(1);
-/// How long the thread of a client that lost its turn may take to end. Then the next client
-/// measures nevertheless, because that thread holds no active connection.
-const TAKE_OVER: Duration = Duration::from_millis(500);
+/// A client whose first link is not set up after this long loses its turn if another client waits.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+/// The thread of a client that lost its turn has this long to end. After that the next client
+/// measures nevertheless, because that thread no longer has an active connection.
+const TAKE_OVER_DELAY: Duration = Duration::from_millis(500);
 
 /// Serves until killed, or as a child until the parent exits.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             let (stream, from) = match listener.accept() {
                 Ok(x) => x,
                 Err(e) => {
-                    // No descriptors, or an aborted handshake: the server must go on.
+                    // No file descriptors are left, or a handshake was aborted: keep serving.
                     tracing::warn!("accept: {e}");
                     std::thread::sleep(Duration::from_millis(100));
                     continue;
@@ -85,13 +86,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                     match one_client(stream, &guest, turns, budget) {
                         Ok(()) => tracing::info!(%from, "client done"),
                         Err(_) if guest.is_evicted() => {
-                            tracing::info!(%from, "it lost its place to another client");
+                            tracing::info!(%from, "evicted for another client");
                         }
                         Err(e) => service::log_failure(from, &e),
                     }
                 });
             if let Err(e) = spawned {
-                tracing::warn!(%from, "no thread for a client: {e}");
+                tracing::warn!(%from, "cannot start a thread for a client: {e}");
             }
         }
     })
@@ -99,8 +100,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
 
 fn admit(gate: &Arc<Gate>, stream: &TcpStream, from: SocketAddr) -> Result<Guest> {
     let guest = gate.admit(from.ip()).context("no place")?;
-    let other = stream.try_clone().context("control connection")?;
-    guest.on_evict(move || send_busy(&other));
+    let clone = stream.try_clone().context("control connection")?;
+    guest.on_evict(move || send_busy(&clone));
     Ok(guest)
 }
 
@@ -115,15 +116,15 @@ struct Holder {
     since: Instant,
     /// The connections of a link have been set up.
     opened: bool,
-    /// When another client first found that this one has lost its turn.
-    lost: Option<Instant>,
+    /// When a waiting client first found that this client was evicted.
+    evicted_since: Option<Instant>,
 }
 
 impl Holder {
-    /// Returns `true` if the client is idle and loses its turn to a waiting one.
-    fn does_nothing(&self, now: Instant) -> bool {
+    /// Returns `true` if the client is idle and loses its turn to a waiting client.
+    fn is_idle(&self, now: Instant) -> bool {
         let opening = now.saturating_duration_since(self.since);
-        (!self.opened && opening >= OPENING) || self.guest.idle() >= TURN_IDLE
+        (!self.opened && opening >= OPEN_TIMEOUT) || self.guest.idle() >= TURN_IDLE
     }
 }
 
@@ -134,9 +135,9 @@ impl Turns {
     }
 
     /// Waits for the right to measure. Returns `None` if another client keeps it, or if this client
-    /// is evicted meanwhile. A finished client gets time to leave; an idle one is disconnected.
+    /// is evicted meanwhile. Evicts the holder if it is idle.
     fn take(&self, guest: &Arc<Guest>) -> Option<Turn<'_>> {
-        let end = Instant::now() + LEAVING;
+        let end = Instant::now() + TURN_TIMEOUT;
         loop {
             let now = Instant::now();
             if self.try_take(guest, now) {
@@ -156,12 +157,12 @@ impl Turns {
         let mut holder = self.holder();
         if let Some(other) = &mut *holder {
             if other.guest.is_evicted() {
-                let lost = *other.lost.get_or_insert(now);
-                if now.saturating_duration_since(lost) < TAKE_OVER {
+                let since = *other.evicted_since.get_or_insert(now);
+                if now.saturating_duration_since(since) < TAKE_OVER_DELAY {
                     return false;
                 }
             } else {
-                if other.does_nothing(now) {
+                if other.is_idle(now) {
                     tracing::info!("an idle client loses its turn");
                     other.guest.evict();
                 }
@@ -172,21 +173,21 @@ impl Turns {
             guest: Arc::clone(guest),
             since: now,
             opened: false,
-            lost: None,
+            evicted_since: None,
         });
         true
     }
 }
 
-/// The right to measure; dropped when it ends.
+/// The right to measure. Dropping it passes the right on.
 struct Turn<'a> {
     turns: &'a Turns,
     guest: Arc<Guest>,
 }
 
 impl Turn<'_> {
-    /// Calls `f` with the holder if that is still this client.
-    fn with(&self, f: impl FnOnce(&mut Option<Holder>)) {
+    /// Calls `f` with the holder if the holder is still this client.
+    fn if_holder(&self, f: impl FnOnce(&mut Option<Holder>)) {
         let mut holder = self.turns.holder();
         if holder
             .as_ref()
@@ -197,8 +198,8 @@ impl Turn<'_> {
     }
 
     /// Records that the connections of a link have been set up.
-    fn opened(&self) {
-        self.with(|holder| {
+    fn set_opened(&self) {
+        self.if_holder(|holder| {
             if let Some(holder) = holder {
                 holder.opened = true;
             }
@@ -208,7 +209,7 @@ impl Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.with(|holder| *holder = None);
+        self.if_holder(|holder| *holder = None);
     }
 }
 
@@ -220,14 +221,14 @@ fn one_client(
 ) -> Result<()> {
     let mut c = Control::new(stream)?;
     guest.advance();
-    match c.receive(HELLO)? {
+    match c.receive(HELLO_TIMEOUT)? {
         Some(Request::Hello { protocol, .. }) => {
             guest.advance();
             let version = env!("CARGO_PKG_VERSION").to_owned();
             c.send(&Reply::Hello {
                 protocol: PROTOCOL,
                 version,
-                host: Some(HostInfo::here()),
+                host: Some(HostInfo::collect()),
             })?;
             if protocol == PROTOCOL {
                 serve_requests(&mut c, guest, turns, budget)
@@ -254,13 +255,13 @@ fn serve_requests(
     turns: &Turns,
     budget: &Arc<Budget>,
 ) -> Result<()> {
-    // Declared before the links, so that the next client measures after they are closed.
+    // Declared before the links, so that they are closed before the next client gets the turn.
     let mut turn = None;
     let mut links: HashMap<u32, Opened> = HashMap::new();
     let mut hist = Latencies::new();
     loop {
         guest.touch();
-        let Some(request) = c.receive::<Request>(IDLE)? else {
+        let Some(request) = c.receive::<Request>(REQUEST_TIMEOUT)? else {
             return Ok(());
         };
         if turn.is_some() {
@@ -278,7 +279,7 @@ fn serve_requests(
                 }
                 let opened = open(c, id, link, &mut links, budget);
                 if let Some(turn) = turn.as_ref().filter(|_| opened.is_ok()) {
-                    turn.opened();
+                    turn.set_opened();
                 }
                 opened
             }
@@ -314,7 +315,7 @@ fn open(
         ));
     }
     let share = budget.take(memory_of(&link) as usize)?;
-    let pending = transport(link.wire).listen(&link, c.here()?, c.there()?)?;
+    let pending = transport(link.wire).listen(&link, c.local_with_any_port()?, c.peer_ip()?)?;
     c.send(&Reply::Listening {
         port: pending.port(),
     })?;
@@ -359,7 +360,7 @@ mod tests {
 
     /// A client that has lost its turn must not end the turn of its successor.
     #[test]
-    fn late_end_keeps_successors_turn() {
+    fn late_drop_keeps_successors_turn() {
         let gate = Gate::new(8, 8);
         let guest = || Arc::new(gate.admit(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
         let (turns, [first, second, third]) = (Turns::default(), [guest(), guest(), guest()]);
@@ -368,11 +369,11 @@ mod tests {
         let now = Instant::now();
         assert!(
             !turns.try_take(&second, now),
-            "the first one has time to leave"
+            "the first client's thread has time to end"
         );
-        assert!(turns.try_take(&second, now + TAKE_OVER));
-        // The first client's messages arrive late, and then it ends.
-        turn.opened();
+        assert!(turns.try_take(&second, now + TAKE_OVER_DELAY));
+        // The first client's thread opens its link late, and then ends.
+        turn.set_opened();
         drop(turn);
         let holder = |guest: &Arc<Guest>| {
             let holder = turns.holder();
@@ -381,7 +382,7 @@ mod tests {
                 .is_some_and(|h| Arc::ptr_eq(&h.guest, guest) && !h.opened)
         };
         assert!(holder(&second));
-        assert!(!turns.try_take(&third, now + TAKE_OVER));
+        assert!(!turns.try_take(&third, now + TAKE_OVER_DELAY));
         assert!(holder(&second));
     }
 }

@@ -16,15 +16,15 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Bytes requested by one `recv`.
-const RECV: usize = 256 * 1024;
-/// Connections to the measuring port that have not identified themselves yet.
-const MAX_FRESH: usize = 256;
+const RECV_LEN: usize = 256 * 1024;
+/// Largest number of connections that have not identified themselves yet.
+const MAX_UNIDENTIFIED: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Tcp;
 
 #[derive(Debug)]
-struct Waiting {
+struct Listening {
     listener: TcpListener,
     link: Link,
 }
@@ -34,15 +34,15 @@ struct Waiting {
 enum Wait {
     Sleep,
     /// Polls for this long, then sleeps.
-    Window(Duration),
+    PollThenSleep(Duration),
     Spin,
 }
 
 #[derive(Debug)]
 struct Connected {
     streams: Vec<TcpStream>,
-    /// How long the library would poll before it sleeps.
-    window: Duration,
+    /// How long the library polls before it sleeps.
+    busy_poll: Duration,
     /// One buffer per stream, large enough for a message and for a `recv`.
     bufs: Vec<Vec<u8>>,
 }
@@ -53,7 +53,7 @@ impl Transport for Tcp {
         listener
             .set_nonblocking(true)
             .context("cannot set up the listener")?;
-        Ok(Box::new(Waiting {
+        Ok(Box::new(Listening {
             listener,
             link: link.clone(),
         }))
@@ -65,8 +65,7 @@ impl Transport for Tcp {
             let mut s = TcpStream::connect_timeout(&to, STALL)
                 .context(format_args!("cannot connect to {to}"))?;
             set_up(&s)?;
-            // Identify the connection: the ends must agree on the order even if set-ups are
-            // reordered.
+            // Send the connection's index: the server may accept the connections in another order.
             s.write_all(&i.to_be_bytes())
                 .context("cannot set up a connection")?;
             streams.push(s);
@@ -75,7 +74,7 @@ impl Transport for Tcp {
     }
 }
 
-impl Pending for Waiting {
+impl Pending for Listening {
     fn port(&self) -> u16 {
         self.listener.local_addr().map_or(0, |a| a.port())
     }
@@ -83,18 +82,18 @@ impl Pending for Waiting {
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>> {
         let end = Instant::now() + STALL;
         let mut slots: Vec<Option<TcpStream>> = (0..self.link.qps).map(|_| None).collect();
-        let mut fresh: Vec<Fresh> = Vec::new();
+        let mut unidentified: Vec<Unidentified> = Vec::new();
         while slots.iter().any(Option::is_none) {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     stream
                         .set_nonblocking(true)
                         .context("cannot set up a connection")?;
-                    // The oldest connections that send nothing are not our client's.
-                    if fresh.len() >= MAX_FRESH {
-                        fresh.remove(0);
+                    // Our client identifies its connections at once, so the oldest is a stranger's.
+                    if unidentified.len() >= MAX_UNIDENTIFIED {
+                        unidentified.remove(0);
                     }
-                    fresh.push(Fresh {
+                    unidentified.push(Unidentified {
                         stream,
                         index: Vec::new(),
                     });
@@ -109,11 +108,11 @@ impl Pending for Waiting {
                 }
                 Err(e) => return Err(e).context("cannot accept"),
             }
-            let mut waiting = Vec::new();
-            for f in fresh.drain(..) {
-                waiting.extend(f.sort(&mut slots)?);
+            let mut remaining = Vec::new();
+            for u in unidentified.drain(..) {
+                remaining.extend(u.assign(&mut slots)?);
             }
-            fresh = waiting;
+            unidentified = remaining;
         }
         Ok(Box::new(Connected::new(
             slots.into_iter().flatten().collect(),
@@ -122,16 +121,17 @@ impl Pending for Waiting {
     }
 }
 
-/// A connection that has not identified itself; it may be a stranger's.
-struct Fresh {
+/// A connection that has not sent its index; it may be a stranger's.
+struct Unidentified {
     stream: TcpStream,
+    /// The received part of the four bytes of the index.
     index: Vec<u8>,
 }
 
-impl Fresh {
-    /// Puts the connection into its slot once it has named one, and returns it otherwise. Closes it
-    /// if the slot is not free.
-    fn sort(mut self, slots: &mut [Option<TcpStream>]) -> Result<Option<Self>> {
+impl Unidentified {
+    /// Puts the connection into its slot if the index is complete. Returns the connection if it is
+    /// not. Closes the connection if the slot is not free.
+    fn assign(mut self, slots: &mut [Option<TcpStream>]) -> Result<Option<Self>> {
         let mut octets = [0; 4];
         let missing = octets.len() - self.index.len();
         match self.stream.read(&mut octets[..missing]) {
@@ -165,17 +165,17 @@ impl Connected {
     fn new(streams: Vec<TcpStream>, link: &Link) -> Result<Self> {
         let len = usize::try_from(link.max_size)
             .context("message size")?
-            .max(RECV);
+            .max(RECV_LEN);
         let bufs = streams.iter().map(|_| buffer(len)).collect::<Result<_>>()?;
         Ok(Self {
             streams,
-            window: iwarp::Config::from_env().busy_poll,
+            busy_poll: iwarp::Config::from_env().busy_poll,
             bufs,
         })
     }
 }
 
-/// Allocates a buffer. The client chooses the size, so failure must not abort the server.
+/// Allocates a buffer. The client chooses the size, so a failure must not abort the server.
 fn buffer(len: usize) -> Result<Vec<u8>> {
     let mut buf = Vec::new();
     buf.try_reserve_exact(len)
@@ -201,7 +201,7 @@ impl Session for Connected {
             return Err(Error::failed("the message is larger than announced"));
         };
         let wait = match (point.op, point.poll) {
-            (Op::TcpPolls, _) => Wait::Window(self.window),
+            (Op::TcpPolls, _) => Wait::PollThenSleep(self.busy_poll),
             (_, Poll::Spin) => Wait::Spin,
             (_, Poll::Event) => Wait::Sleep,
         };
@@ -229,20 +229,20 @@ impl Session for Connected {
     fn bandwidth(&mut self, role: Role, point: &Point, iters: u64) -> Result<Duration> {
         let t0 = Instant::now();
         let n = self.streams.len() as u64;
-        let one = |i: u64, s: &TcpStream, buf: &mut [u8]| {
+        let transfer = |i: u64, s: &TcpStream, buf: &mut [u8]| {
             let share = iters / n + u64::from(i < iters % n);
             match role {
-                Role::Client => blast(s, buf, point.size, share),
-                Role::Server => sink(s, buf, point.size, share),
+                Role::Client => send_stream(s, buf, point.size, share),
+                Role::Server => receive_stream(s, buf, point.size, share),
             }
         };
         let mut pairs = (0..).zip(self.streams.iter().zip(self.bufs.iter_mut()));
         let first = pairs.next();
         std::thread::scope(|scope| {
             let others: Vec<_> = pairs
-                .map(|(i, (s, b))| scope.spawn(move || one(i, s, b)))
+                .map(|(i, (s, b))| scope.spawn(move || transfer(i, s, b)))
                 .collect();
-            let mine = first.map_or(Ok(()), |(i, (s, b))| one(i, s, b));
+            let mine = first.map_or(Ok(()), |(i, (s, b))| transfer(i, s, b));
             others.into_iter().fold(mine, |all, h| {
                 all.and(
                     h.join()
@@ -254,7 +254,7 @@ impl Session for Connected {
     }
 }
 
-fn blast(mut s: &TcpStream, buf: &[u8], size: u64, messages: u64) -> Result<()> {
+fn send_stream(mut s: &TcpStream, buf: &[u8], size: u64, messages: u64) -> Result<()> {
     let message = buf
         .get(..size as usize)
         .ok_or_else(|| Error::failed("the message is larger than announced"))?;
@@ -262,17 +262,17 @@ fn blast(mut s: &TcpStream, buf: &[u8], size: u64, messages: u64) -> Result<()> 
         send_all(s, message, Wait::Sleep)?;
     }
     let mut ack = [0; 1];
-    s.read_exact(&mut ack).map_err(broken)
+    s.read_exact(&mut ack).map_err(transfer_error)
 }
 
-fn sink(mut s: &TcpStream, buf: &mut [u8], size: u64, messages: u64) -> Result<()> {
-    let mut left = size.saturating_mul(messages);
-    while left > 0 {
-        let want = left.min(RECV as u64) as usize;
+fn receive_stream(mut s: &TcpStream, buf: &mut [u8], size: u64, messages: u64) -> Result<()> {
+    let mut remaining = size.saturating_mul(messages);
+    while remaining > 0 {
+        let want = remaining.min(RECV_LEN as u64) as usize;
         let n = recv_some(s, &mut buf[..want], Wait::Sleep, &mut SpinGuard::new())?;
-        left -= n as u64;
+        remaining -= n as u64;
     }
-    s.write_all(&[1]).map_err(broken)
+    s.write_all(&[1]).map_err(transfer_error)
 }
 
 fn send_all(s: &TcpStream, mut data: &[u8], wait: Wait) -> Result<()> {
@@ -286,9 +286,9 @@ fn send_all(s: &TcpStream, mut data: &[u8], wait: Wait) -> Result<()> {
     while !data.is_empty() {
         match rustix::net::send(s, data, flags) {
             Ok(n) => data = data.get(n..).unwrap_or_default(),
-            Err(Errno::AGAIN) if spin => guard.turn_of_its_own()?,
+            Err(Errno::AGAIN) if spin => guard.yield_without_progress()?,
             Err(Errno::INTR) => {}
-            Err(e) => return Err(broken(e.into())),
+            Err(e) => return Err(transfer_error(e.into())),
         }
     }
     Ok(())
@@ -305,7 +305,7 @@ fn recv_all(s: &TcpStream, buf: &mut [u8], wait: Wait) -> Result<()> {
 
 fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -> Result<usize> {
     let end = match wait {
-        Wait::Window(window) => Some(Instant::now() + window),
+        Wait::PollThenSleep(time) => Some(Instant::now() + time),
         Wait::Sleep | Wait::Spin => None,
     };
     let mut polls = wait != Wait::Sleep;
@@ -325,16 +325,16 @@ fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -
                 return Ok(n);
             }
             Err(Errno::AGAIN) if polls => {
-                guard.turn_of_its_own()?;
+                guard.yield_without_progress()?;
                 polls = end.is_none_or(|end| Instant::now() < end);
             }
             Err(Errno::INTR) => {}
-            Err(e) => return Err(broken(e.into())),
+            Err(e) => return Err(transfer_error(e.into())),
         }
     }
 }
 
-fn broken(e: std::io::Error) -> Error {
+fn transfer_error(e: std::io::Error) -> Error {
     match e.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => stalled(),
         _ => Error::failed(format!("the measured connection failed: {e}")),
@@ -378,7 +378,7 @@ mod tests {
         assert!(e.contains("no memory"), "{e}");
     }
 
-    /// Strangers on the measuring port, silent or not, take neither a place nor time.
+    /// Strangers that connect to the port neither take a slot nor delay the client.
     #[test]
     fn strangers_do_not_interfere() {
         let l = link(2, 64);

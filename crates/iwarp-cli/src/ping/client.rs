@@ -1,7 +1,7 @@
-//! The pinging end, like `rping -c`.
+//! The client, like `rping -c`.
 
 use super::PingArgs;
-use super::link::{Half, Link, out_of_turn};
+use super::link::{Link, Prepared, protocol_violation};
 use super::wire::{Info, data, printable};
 use iwarp::Access;
 use iwarp::verbs::cm::Connector;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 struct Times {
     size: u32,
     sent: u64,
-    all: Latencies,
+    round_trips: Latencies,
 }
 
 impl Times {
@@ -25,17 +25,17 @@ impl Times {
         Self {
             size,
             sent: 0,
-            all: Latencies::new(),
+            round_trips: Latencies::new(),
         }
     }
 
     fn answered(&mut self, t: Duration) {
-        self.all.record(t);
+        self.round_trips.record(t);
     }
 
     /// Returns the summary line, or `None` if nothing was sent.
     fn summary(&self) -> Option<String> {
-        let answered = self.all.count();
+        let answered = self.round_trips.count();
         let lost = self.sent - answered;
         let mut text = format!(
             "{} pings of {} octets, {answered} answered, {:.0} % lost",
@@ -43,8 +43,8 @@ impl Times {
             self.size,
             lost as f64 * 100.0 / self.sent.max(1) as f64
         );
-        if let Some(avg) = self.all.mean_us() {
-            let us = |share| self.all.quantile_us(share).unwrap_or(avg);
+        if let Some(avg) = self.round_trips.mean_us() {
+            let us = |share| self.round_trips.quantile_us(share).unwrap_or(avg);
             text += &format!(
                 ", round trip min/avg/p50/p99/max {:.0}/{avg:.0}/{:.0}/{:.0}/{:.0} us",
                 us(0.0),
@@ -70,16 +70,16 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     let outcome = retry::retry_while_busy(|| {
         let (ctx, peer, mut link) =
             rdma::try_addresses(&addresses, &rdma::config(), |ctx, peer| {
-                let (half, qp) = Half::new(ctx)?;
+                let (prepared, qp) = Prepared::new(ctx)?;
                 let connector = Connector::new(ctx).reads(1, 1);
-                let link = half.connected(rdma::connect(&connector, peer, qp)?, None);
+                let link = prepared.connected(rdma::connect(&connector, peer, qp)?, None);
                 Ok((ctx.clone(), peer, link))
             })?;
         if lock(&current).replace(ctx).is_none() {
             show_when_interrupted(&current, &times)?;
         }
         let outcome = pings(args, peer, &mut link, &times);
-        let outcome = outcome.map_err(|e| match lock(&times).all.count() {
+        let outcome = outcome.map_err(|e| match lock(&times).round_trips.count() {
             0 => link.busy_if_refused(e),
             _ => e,
         });
@@ -111,8 +111,8 @@ fn show_when_interrupted(
         if let Some(Err(e)) = ctx.as_ref().map(Context::flush_capture) {
             tracing::warn!("the capture file is incomplete: {e}");
         }
-        // An interrupt is the normal end, as with ping(8).
-        i32::from(times.all.count() == 0)
+        // An interrupt is the normal end, as for ping(8).
+        i32::from(times.round_trips.count() == 0)
     })
 }
 
@@ -126,8 +126,8 @@ fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times
         source.write_at(0, &sent).context("memory")?;
         let start = Instant::now();
         lock(times).sent += 1;
-        ask(link, source)?;
-        ask(link, sink)?;
+        advertise(link, source)?;
+        advertise(link, sink)?;
         let took = start.elapsed();
         lock(times).answered(took);
         if args.validate || args.verbose {
@@ -149,12 +149,12 @@ fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times
     Ok(())
 }
 
-/// Validates and prints the returned data if the options ask for it.
+/// Validates and prints the returned data, as the options request.
 fn inspect(args: &PingArgs, number: u64, sent: &[u8], back: &[u8]) -> Result<()> {
     if args.validate && back != sent {
         let at = back.iter().zip(sent).position(|(a, b)| a != b);
         return Err(Error::failed(format!(
-            "ping {number}: data differ from byte {} on",
+            "ping {number}: the returned data differ from byte {} on",
             at.unwrap_or(0)
         )));
     }
@@ -165,9 +165,9 @@ fn inspect(args: &PingArgs, number: u64, sent: &[u8], back: &[u8]) -> Result<()>
 }
 
 /// Advertises a buffer and waits until the server has used it.
-fn ask(link: &mut Link, mr: &MemoryRegion) -> Result<()> {
+fn advertise(link: &mut Link, mr: &MemoryRegion) -> Result<()> {
     let remote = mr.remote();
-    let size = u32::try_from(remote.len).map_err(|_| out_of_turn())?;
+    let size = u32::try_from(remote.len).map_err(|_| protocol_violation())?;
     link.send(Info {
         addr: remote.addr,
         rkey: remote.rkey,
@@ -203,7 +203,8 @@ mod tests {
             let outcome = inspect(&args, 3, b"abcd", b"abxd");
             assert_eq!(outcome.is_err(), refused, "{options:?}");
             if let Err(e) = outcome {
-                assert_eq!(e.to_string(), "ping 3: data differ from byte 2 on");
+                let text = "ping 3: the returned data differ from byte 2 on";
+                assert_eq!(e.to_string(), text);
             }
             assert!(inspect(&args, 3, b"abcd", b"abcd").is_ok());
         }

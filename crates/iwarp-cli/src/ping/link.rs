@@ -12,22 +12,22 @@ use iwarp_cli_common::rdma::{self, failed_completion};
 use iwarp_cli_common::service::{self, Guest};
 use std::time::{Duration, Instant};
 
-/// Posted receives. The peer has one message in flight; a spare receive costs nothing.
+/// Posted receives. The peer has one message in flight; spare receives cost nothing.
 const RECVS: usize = 4;
 /// How long the peer may take for a step. It bounds how long a stopped client occupies its server,
 /// and exceeds [`MAX_INTERVAL`](super::MAX_INTERVAL).
-pub(super) const STEP: Duration = Duration::from_secs(15);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long closing may take, whatever the peer sends meanwhile.
-const CLOSE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The resources that are created before the connection.
-pub(super) struct Half {
+pub(super) struct Prepared {
     pub(super) pd: ProtectionDomain,
     cq: CompletionQueue,
     messages: MemoryRegion,
 }
 
-impl Half {
+impl Prepared {
     /// Creates everything and posts the receives.
     pub(super) fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
         let pd = ProtectionDomain::new(ctx);
@@ -43,26 +43,27 @@ impl Half {
                     .rd_atomic(1, 1),
             )
             .context("queue pair")?;
-        let half = Self { pd, cq, messages };
+        let prepared = Self { pd, cq, messages };
         for slot in 0..RECVS {
-            half.receive(&qp, slot)?;
+            prepared.receive(&qp, slot)?;
         }
-        Ok((half, qp))
+        Ok((prepared, qp))
     }
 
-    /// Completes the link with its connection. A server's client comes with its place.
+    /// Completes the link with its connection and, at a server, the client's place.
     pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> Link {
         Link {
-            half: self,
+            prepared: self,
             connection,
             guest,
-            unsent: 0,
+            outstanding_sends: 0,
         }
     }
 
     fn receive(&self, qp: &iwarp::runtime::QueuePair, slot: usize) -> Result<()> {
-        let at = slot * Info::LEN;
-        let sge = self.messages.sge(at..at + Info::LEN).context("memory")?;
+        let offset = slot * Info::LEN;
+        let range = offset..offset + Info::LEN;
+        let sge = self.messages.sge(range).context("memory")?;
         let wr = RecvWr {
             wr_id: slot as u64,
             sges: &[sge],
@@ -74,29 +75,28 @@ impl Half {
 }
 
 pub(super) struct Link {
-    half: Half,
+    prepared: Prepared,
     connection: ConnectedId,
     guest: Option<Guest>,
     /// Sends that have not completed.
-    unsent: u32,
+    outstanding_sends: u32,
 }
 
-enum Seen {
-    Sent,
+enum Completion {
+    Send,
     Message(Info),
-    /// An RDMA Read or Write completed.
-    Data,
+    RdmaReadOrWrite,
 }
 
 impl Link {
     /// Registers memory for data.
     pub(super) fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion> {
-        self.half.pd.reg_mr(len, access).context("memory")
+        self.prepared.pd.reg_mr(len, access).context("memory")
     }
 
-    /// Sends the position of a buffer, or "go ahead".
+    /// Sends the description of a buffer, or "go ahead".
     pub(super) fn send(&mut self, info: Info) -> Result<()> {
-        self.unsent += 1;
+        self.outstanding_sends += 1;
         self.connection
             .post_send(&[SendWr::inline(0, &[&info.encode()]).signaled()])
             .map_err(iwarp::Error::from)
@@ -105,18 +105,18 @@ impl Link {
 
     /// Waits for a message; returns `None` if the peer closed the connection.
     pub(super) fn recv(&mut self) -> Result<Option<Info>> {
-        let end = Instant::now() + STEP;
+        let end = Instant::now() + STEP_TIMEOUT;
         loop {
-            match self.step(end)? {
-                Some(Seen::Message(info)) => return Ok(Some(info)),
-                Some(Seen::Sent) => {}
-                Some(Seen::Data) => return Err(out_of_turn()),
+            match self.next_completion(end)? {
+                Some(Completion::Message(info)) => return Ok(Some(info)),
+                Some(Completion::Send) => {}
+                Some(Completion::RdmaReadOrWrite) => return Err(protocol_violation()),
                 None => return Ok(None),
             }
         }
     }
 
-    /// Server: records that the client took a step of its first ping.
+    /// Server: records that the client completed a step of its first ping.
     pub(super) fn advance(&self) {
         if let Some(guest) = &self.guest {
             guest.advance();
@@ -131,49 +131,50 @@ impl Link {
     }
 
     /// Client: converts the error `e` of an unanswered first ping to [`Error::Busy`] if the server
-    /// had no place for this client after all.
+    /// reset the connection because it needed the place.
     pub(super) fn busy_if_refused(&self, e: Error) -> Error {
         rdma::busy_if_reset(e, &self.connection)
     }
 
     /// Reads the peer's buffer.
     pub(super) fn read(&mut self, from: Info, to: Sge) -> Result<()> {
-        self.data(SendWr::read(1, from.addr, from.rkey, &[to]))
+        self.post_and_wait(SendWr::read(1, from.addr, from.rkey, &[to]))
     }
 
     /// Writes to the peer's buffer.
     pub(super) fn write(&mut self, to: Info, from: Sge) -> Result<()> {
-        self.data(SendWr::write(2, to.addr, to.rkey, &[from]))
+        self.post_and_wait(SendWr::write(2, to.addr, to.rkey, &[from]))
     }
 
-    fn data(&mut self, wr: SendWr<'_>) -> Result<()> {
+    fn post_and_wait(&mut self, wr: SendWr<'_>) -> Result<()> {
         self.connection
             .post_send(&[wr.signaled()])
             .map_err(iwarp::Error::from)
             .context("RDMA")?;
-        let end = Instant::now() + STEP;
+        let end = Instant::now() + STEP_TIMEOUT;
         loop {
-            match self.step(end)? {
-                Some(Seen::Data) => return Ok(()),
-                Some(Seen::Sent) => {}
-                // The peer must wait for "go ahead". Messages are not queued meanwhile: a peer that
-                // never answers the RDMA Read could exhaust the memory with them.
-                Some(Seen::Message(_)) => return Err(out_of_turn()),
+            match self.next_completion(end)? {
+                Some(Completion::RdmaReadOrWrite) => return Ok(()),
+                Some(Completion::Send) => {}
+                // The peer must wait for "go ahead". If its messages were queued, a peer that never
+                // answers the RDMA Read could exhaust the memory.
+                Some(Completion::Message(_)) => return Err(protocol_violation()),
                 None => return Err(failed_completion(WcStatus::Flushed, &self.connection)),
             }
         }
     }
 
-    /// Waits for a completion until `end`. Returns `None` if the connection was closed in order.
-    fn step(&mut self, end: Instant) -> Result<Option<Seen>> {
+    /// Waits for a completion until `end`. Returns `None` if the peer closed the connection
+    /// gracefully.
+    fn next_completion(&mut self, end: Instant) -> Result<Option<Completion>> {
         let mut done = [Cqe::default()];
-        let left = end.saturating_duration_since(Instant::now());
-        match self.half.cq.wait(&mut done, Some(left)) {
+        let remaining = end.saturating_duration_since(Instant::now());
+        match self.prepared.cq.wait(&mut done, Some(remaining)) {
             Ok(_) => {}
             Err(iwarp::Error::TimedOut(_)) => {
                 return Err(Error::failed(format!(
                     "the peer sent nothing for {} s",
-                    STEP.as_secs()
+                    STEP_TIMEOUT.as_secs()
                 )));
             }
             Err(e) => return Err(e).context("completion queue"),
@@ -194,33 +195,36 @@ impl Link {
                 let mut octets = [0; Info::LEN];
                 if cqe.byte_len as usize != octets.len() {
                     return Err(Error::failed(format!(
-                        "the peer sent a message of {} bytes; rping's have {}",
+                        "the peer sent a message of {} bytes instead of rping's {}",
                         cqe.byte_len,
                         octets.len()
                     )));
                 }
-                self.half
+                self.prepared
                     .messages
                     .read_at(slot * Info::LEN, &mut octets)
                     .context("memory")?;
-                self.half.receive(&self.connection, slot)?;
-                Ok(Some(Seen::Message(Info::decode(octets))))
+                self.prepared.receive(&self.connection, slot)?;
+                Ok(Some(Completion::Message(Info::decode(octets))))
             }
             WcOpcode::Send => {
-                self.unsent = self.unsent.saturating_sub(1);
-                Ok(Some(Seen::Sent))
+                self.outstanding_sends = self.outstanding_sends.saturating_sub(1);
+                Ok(Some(Completion::Send))
             }
-            _ => Ok(Some(Seen::Data)),
+            _ => Ok(Some(Completion::RdmaReadOrWrite)),
         }
     }
 
-    /// Closes in order: waits until queued messages are sent, then closes both directions.
+    /// Closes gracefully: waits until queued messages are sent, then closes both directions.
     pub(super) fn close(mut self) {
-        let end = Instant::now() + CLOSE;
-        // `step` returns available completions even after `end`, so check the time here, too.
-        while self.unsent > 0 && Instant::now() < end && matches!(self.step(end), Ok(Some(_))) {}
+        let end = Instant::now() + CLOSE_TIMEOUT;
+        // `next_completion` returns available completions even after `end`, so check the time.
+        while self.outstanding_sends > 0
+            && Instant::now() < end
+            && matches!(self.next_completion(end), Ok(Some(_)))
+        {}
         if self.connection.disconnect().is_ok() {
-            // If the peer does not close, no more data can be lost.
+            // The data are sent, so a peer that does not close its direction loses nothing.
             let _ = self
                 .connection
                 .wait_disconnected(Some(Duration::from_secs(2)));
@@ -228,8 +232,8 @@ impl Link {
     }
 }
 
-/// Returns the error of a peer that violates the order of the protocol.
-pub(super) fn out_of_turn() -> Error {
+/// Returns the error for a peer that violates the order of the messages.
+pub(super) fn protocol_violation() -> Error {
     Error::failed("the peer violates rping's protocol")
 }
 
@@ -241,13 +245,12 @@ mod tests {
     use iwarp_cli_common::service::LOOPBACK;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// A Send never completes, and the peer keeps sending messages: closing is bounded
-    /// nevertheless.
+    /// Closing takes a limited time, even if a Send never completes and the peer keeps sending.
     #[test]
     fn peer_messages_do_not_prevent_closing() {
         let (ctx, listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
-        let (mine, qp) = Half::new(&ctx).unwrap();
-        let (theirs, their_qp) = Half::new(&ctx).unwrap();
+        let (mine, qp) = Prepared::new(&ctx).unwrap();
+        let (theirs, their_qp) = Prepared::new(&ctx).unwrap();
         let at = listener.local_addr();
         let (closed, hung) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -257,7 +260,7 @@ mod tests {
                 let end = Instant::now() + Duration::from_secs(60);
                 while link.send(Info::default()).is_ok() && !closed.load(Ordering::Acquire) {
                     let soon = Instant::now() + Duration::from_millis(20);
-                    if !matches!(link.step(soon), Ok(Some(_))) {
+                    if !matches!(link.next_completion(soon), Ok(Some(_))) {
                         break;
                     }
                     if Instant::now() > end {
@@ -272,7 +275,7 @@ mod tests {
                 .accept(qp, &ConnectionParameters::default())
                 .unwrap();
             let mut link = mine.connected(connection, None);
-            link.unsent = u32::MAX;
+            link.outstanding_sends = u32::MAX;
             link.close();
             closed.store(true, Ordering::Release);
         });

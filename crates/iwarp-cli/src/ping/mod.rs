@@ -1,4 +1,4 @@
-//! `iwarp ping`: speaks the protocol of rdma-core's `rping` and works with it at either end.
+//! `iwarp ping`: client and server for the protocol of rdma-core's `rping`.
 
 mod client;
 mod link;
@@ -94,30 +94,30 @@ impl PingArgs {
         }
     }
 
-    /// Checks that each option is valid at this end.
+    /// Checks that each option is valid in this role, client or server.
     ///
     /// # Errors
     /// Returns a usage error that names the first invalid option.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_server() {
-            let asking = [
+            let client_options = [
                 (self.interval.is_some(), "--interval"),
                 (self.size.is_some(), "--size"),
                 (self.validate, "--validate"),
             ];
-            return match asking.iter().find(|(given, _)| *given) {
+            return match client_options.iter().find(|(given, _)| *given) {
                 Some((_, option)) => Err(Error::usage(format!(
                     "{option} is not valid with 'iwarp ping serve'"
                 ))),
                 None => Ok(()),
             };
         }
-        let serving = match (self.bind, self.port) {
+        let server_option = match (self.bind, self.port) {
             (Some(_), _) => Some("--bind"),
             (_, 0) => Some("--port 0"),
             _ => self.limits.given(),
         };
-        match serving {
+        match server_option {
             Some(option) => Err(Error::usage(format!(
                 "{option} is valid with 'iwarp ping serve' only"
             ))),
@@ -137,7 +137,7 @@ fn parse_interval(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Runs either end.
+/// Runs the client or the server.
 pub(crate) fn run(args: &PingArgs) -> Result<()> {
     args.check()?;
     tracing::debug!(?args, "ping");

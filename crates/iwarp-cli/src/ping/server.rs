@@ -1,6 +1,6 @@
-//! The answering end, like `rping -s -P`.
+//! The server, like `rping -s -P`.
 
-use super::link::{Half, Link};
+use super::link::{Link, Prepared};
 use super::wire::{Info, printable};
 use super::{MAX_SIZE, PingArgs};
 use iwarp::verbs::Context;
@@ -12,11 +12,11 @@ use iwarp_cli_common::service::{self, Guest};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Answers until the count is reached, or without end.
+/// Answers until the count is reached; without a count, until the process is killed.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
     let bind = args
         .bind
-        .map_or_else(|| service::EVERYWHERE.to_vec(), |ip| vec![ip]);
+        .map_or_else(|| service::WILDCARDS.to_vec(), |ip| vec![ip]);
     let config = args.limits.apply(Config::from_env());
     let (ctx, listener) = service::listen(&bind, args.port, &config)?;
     let gate = service::gate(&args.limits);
@@ -45,8 +45,8 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
 }
 
 fn accept(ctx: &Context, request: ConnectionRequest, guest: Guest) -> Result<Link> {
-    let (half, qp) = match Half::new(ctx) {
-        Ok(made) => made,
+    let (prepared, qp) = match Prepared::new(ctx) {
+        Ok(prepared) => prepared,
         Err(e) => return Err(service::refuse(request, e)),
     };
     let parameters = ConnectionParameters {
@@ -55,7 +55,7 @@ fn accept(ctx: &Context, request: ConnectionRequest, guest: Guest) -> Result<Lin
         ..ConnectionParameters::default()
     };
     let connection = service::accept(request, qp, &parameters, &guest)?;
-    Ok(half.connected(connection, Some(guest)))
+    Ok(prepared.connected(connection, Some(guest)))
 }
 
 fn answer(
@@ -70,7 +70,7 @@ fn answer(
         let Some(source) = link.recv()? else {
             break;
         };
-        let len = checked(source)?;
+        let len = checked_size(source)?;
         if count == 0 {
             link.advance();
         }
@@ -85,11 +85,13 @@ fn answer(
         }
         link.send(Info::default())?;
         let Some(sink) = link.recv()? else {
-            return Err(Error::failed("the client closed in the middle of a ping"));
+            return Err(Error::failed(
+                "the client closed the connection in the middle of a ping",
+            ));
         };
         // Like rping: the text with its NUL, limited to the size of the sink.
         let text = data.iter().position(|b| *b == 0).map_or(len, |nul| nul + 1);
-        let len = text.min(checked(sink)?);
+        let len = text.min(checked_size(sink)?);
         link.write(sink, buffer.sge(..len).context("memory")?)?;
         link.send(Info::default())?;
         link.served();
@@ -99,10 +101,10 @@ fn answer(
     Ok(count)
 }
 
-fn checked(info: Info) -> Result<usize> {
+fn checked_size(info: Info) -> Result<usize> {
     if info.size > MAX_SIZE {
         return Err(Error::failed(format!(
-            "the client has a buffer of {} octets, at most {MAX_SIZE} are served",
+            "the client's buffer has {} octets; the maximum is {MAX_SIZE}",
             info.size
         )));
     }

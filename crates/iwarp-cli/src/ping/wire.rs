@@ -6,7 +6,7 @@
 
 use crate::text;
 
-/// Position of a buffer; big-endian on the wire.
+/// Description of a buffer; big-endian on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Info {
     /// Tagged offset.
@@ -41,8 +41,8 @@ impl Info {
 /// First and last character of the pattern.
 const PATTERN: std::ops::RangeInclusive<u8> = b'A'..=b'z';
 
-/// Returns the data of ping `number`: a text, the pattern, which starts one character later with
-/// each ping, and a NUL.
+/// Returns the data of ping `number`: a text, the pattern and a NUL. The pattern starts one
+/// character later with each ping.
 pub(super) fn data(number: u64, size: usize) -> Vec<u8> {
     let mut out = format!("rdma-ping-{number}: ").into_bytes();
     let period = u64::from(PATTERN.end() - PATTERN.start()) + 1;

@@ -1,15 +1,15 @@
 //! Finds the libraries that `cargo xtask bundle` appends to this command's own file.
 //!
-//! They are unpacked into the first of these folders from which the loader can load them: one
-//! beside the program, then one of this user's own in `XDG_RUNTIME_DIR` or in the temporary folder.
+//! They are unpacked into the first of these folders from which the loader can load them: a folder
+//! beside the program, then a folder of this user in `XDG_RUNTIME_DIR` or in the temporary folder.
 //! If no folder is writable, or all are mounted `noexec`, the libraries stay in memory (`memfd`),
-//! and `LD_PRELOAD` names them by their descriptors. That needs one more library, because the
-//! loader knows a preloaded file only by the name that it contains: an empty `librdmacm.so.1`,
-//! which depends on the first.
+//! and `LD_PRELOAD` names them by their descriptors. The loader identifies a preloaded file by its
+//! DT_SONAME, of which a file has only one. So the bundle also contains an empty `librdmacm.so.1`,
+//! which depends on the verbs library.
 
 use super::library::{
-    AUDIT, Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, fresh,
-    private_dir, put,
+    AUDIT, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Preloads, Verbs, check_trusted,
+    private_dir, temporary_name, write_if_changed,
 };
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, StatVfsMountFlags};
@@ -22,16 +22,17 @@ use std::path::{Path, PathBuf};
 /// The last bytes of a bundle, after the lengths of the parts.
 const MAGIC: &[u8; 8] = b"iwarplib";
 const PARTS: usize = 4;
-/// Length of the end of a bundle: eight little-endian bytes per part for its length, and [`MAGIC`].
+/// Length of the end of a bundle: the length of each part (eight little-endian bytes), and
+/// [`MAGIC`].
 const TAIL: usize = PARTS * 8 + MAGIC.len();
-/// Lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec 3>file`).
+/// Lowest descriptor for a file in memory, because scripts use small numbers (`exec 3>file`).
 const FIRST_DESCRIPTOR: i32 = 100;
-const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into \
-    one, or set IWARP_LIBRARY to an unpacked libibverbs.so.1";
+const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, move this command \
+    into such a folder, or set IWARP_LIBRARY to an unpacked libibverbs.so.1";
 
 /// The libraries of a bundle, in the order of the file.
 struct Bundle {
-    /// The library with both names.
+    /// The library for both names, `libibverbs.so.1` and `librdmacm.so.1`.
     verbs: Vec<u8>,
     /// A library named `librdmacm.so.1` that only depends on `verbs`.
     second_name: Vec<u8>,
@@ -41,9 +42,8 @@ struct Bundle {
     paths: Vec<u8>,
 }
 
-/// Extracts the libraries from the command's own file. Returns `None` if it carries none.
-///
-/// With `lasting`, they must outlive this process and the program that it becomes.
+/// Extracts the libraries from the command's own file. Returns `None` if the file contains none.
+/// `lasting` means that they must outlive this process, also if it becomes another program.
 ///
 /// # Errors
 /// Fails if the file cannot be read, or if neither a folder nor memory can hold the libraries.
@@ -52,7 +52,8 @@ pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
         return Ok(None);
     };
     let mut reasons = Vec::new();
-    let folders: [&dyn Fn() -> Result<PathBuf>; 2] = [&|| Ok(beside(exe)), &|| private_dir(exe)];
+    let folders: [&dyn Fn() -> Result<PathBuf>; 2] =
+        [&|| Ok(folder_beside(exe)), &|| private_dir(exe)];
     for folder in folders {
         let unpacked = folder().and_then(|dir| bundle.unpack(&dir).context(dir.display()));
         match unpacked {
@@ -61,7 +62,7 @@ pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
         }
     }
     if lasting {
-        reasons.push("memory: only for `iwarp run`, because it ends with the process".to_owned());
+        reasons.push("memory: only `iwarp run` can use it, not `iwarp env`".to_owned());
     } else {
         match bundle.into_memory() {
             Ok(libraries) => return Ok(Some(libraries)),
@@ -75,7 +76,7 @@ pub(super) fn find(exe: &Path, lasting: bool) -> Result<Option<Libraries>> {
 }
 
 /// Returns the folder for the libraries beside the program `exe`.
-fn beside(exe: &Path) -> PathBuf {
+fn folder_beside(exe: &Path) -> PathBuf {
     let mut name = exe.file_name().unwrap_or_default().to_owned();
     name.push("-lib");
     exe.with_file_name(name)
@@ -119,30 +120,30 @@ impl Bundle {
             return Err(io::Error::other("mounted noexec"));
         }
         let [verbs, second] = NAMES;
-        put(&self.verbs, &dir.join(verbs))?;
-        // A link, not a copy: with two files the loader would load two engines into one process.
+        write_if_changed(&self.verbs, &dir.join(verbs))?;
+        // A link, not a copy: the loader would load two files twice, with two engines.
         let link = dir.join(second);
         if !fs::read_link(&link).is_ok_and(|to| to == Path::new(verbs)) {
-            let fresh = fresh(&link);
-            let _ = fs::remove_file(&fresh);
-            symlink(verbs, &fresh)?;
-            fs::rename(&fresh, &link)?;
+            let temporary = temporary_name(&link);
+            let _ = fs::remove_file(&temporary);
+            symlink(verbs, &temporary)?;
+            fs::rename(&temporary, &link)?;
         }
-        let beside = self.beside(|name, octets| {
+        let preloads = self.store_preloads(|name, octets| {
             let file = dir.join(name);
-            put(octets, &file)?;
+            write_if_changed(octets, &file)?;
             Ok(file)
         })?;
-        put(iwarp_audit::LIBRARY, &dir.join(AUDIT))?;
-        Ok(Libraries::in_folder(dir.to_owned(), beside))
+        write_if_changed(iwarp_audit::LIBRARY, &dir.join(AUDIT))?;
+        Ok(Libraries::in_folder(dir.to_owned(), preloads))
     }
 
     /// Keeps the libraries in memory for this process, the program that it becomes, and children.
     fn into_memory(self) -> io::Result<Libraries> {
-        let mut held = Vec::new();
+        let mut descriptors = Vec::new();
         let mut keep = |name: &str, octets: &[u8]| {
-            let (descriptor, path) = in_memory(name, octets)?;
-            held.push(descriptor);
+            let (descriptor, path) = create_in_memory(name, octets)?;
+            descriptors.push(descriptor);
             Ok::<_, io::Error>(path)
         };
         let files = [
@@ -150,24 +151,28 @@ impl Bundle {
             keep(NAMES[1], &self.second_name)?,
         ];
         let audit = keep(AUDIT, iwarp_audit::LIBRARY)?;
-        let beside = self.beside(keep)?;
+        let preloads = self.store_preloads(keep)?;
         Ok(Libraries {
-            verbs: Verbs::Memory { files, _held: held },
+            verbs: Verbs::Memory {
+                files,
+                _descriptors: descriptors,
+            },
             audit: Some(audit),
-            beside,
+            preloads,
         })
     }
 
-    /// Stores the libraries that the bundle has besides the first.
-    fn beside(
+    /// Stores the libraries that are only preloaded. `store` gets name and contents, and returns
+    /// the path.
+    fn store_preloads(
         &self,
-        mut place: impl FnMut(&str, &[u8]) -> io::Result<PathBuf>,
-    ) -> io::Result<Beside> {
+        mut store: impl FnMut(&str, &[u8]) -> io::Result<PathBuf>,
+    ) -> io::Result<Preloads> {
         let mut part = |name: &str, octets: &[u8]| match octets {
             [] => Ok(None),
-            _ => place(name, octets).map(Some),
+            _ => store(name, octets).map(Some),
         };
-        Ok(Beside {
+        Ok(Preloads {
             rsockets: part(PRELOAD_BUILT, &self.preload)?,
             paths: part(PATHS_BUILT, &self.paths)?,
         })
@@ -177,8 +182,8 @@ impl Bundle {
 /// Reads the lengths of the parts at the end of a bundle. Returns `None` if it is not a bundle.
 fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     let mut tail = [0u8; TAIL];
-    let rest = len.checked_sub(TAIL as u64)?;
-    file.seek(SeekFrom::Start(rest)).ok()?;
+    let tail_start = len.checked_sub(TAIL as u64)?;
+    file.seek(SeekFrom::Start(tail_start)).ok()?;
     file.read_exact(&mut tail).ok()?;
     let (words, magic) = tail.split_at(TAIL - MAGIC.len());
     let mut lengths = [0; PARTS];
@@ -188,14 +193,14 @@ fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     let sum = lengths
         .iter()
         .try_fold(0u64, |sum, &len| sum.checked_add(len))?;
-    (magic == MAGIC && sum < rest && lengths[0] > 0 && lengths[1] > 0).then_some(lengths)
+    (magic == MAGIC && sum < tail_start && lengths[0] > 0 && lengths[1] > 0).then_some(lengths)
 }
 
 /// Creates a file in memory. The loader can load it by the returned path while the descriptor is
 /// open in this process.
-fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
+fn create_in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
-    // Kernels before 6.3 do not know the second flag, and do not need it.
+    // Kernels before 6.3 do not know `MFD_EXEC`, and do not need it.
     let file = rustix::fs::memfd_create(name, flags | MemfdFlags::EXEC)
         .or_else(|_| rustix::fs::memfd_create(name, flags))?;
     let mut file = fs::File::from(file);
@@ -243,7 +248,7 @@ mod tests {
     #[test]
     fn bundle_is_unpacked_beside_the_program() {
         let (dir, exe) = bundle("beside", &bytes(PARTS));
-        // The second time, all files exist already.
+        // In the second iteration, all files exist already.
         for _ in 0..2 {
             let libs = find(&exe, true).unwrap().unwrap();
             let Verbs::Folder(folder) = libs.verbs else {
@@ -253,7 +258,7 @@ mod tests {
             for name in NAMES {
                 assert_eq!(fs::read(folder.join(name)).unwrap(), PARTS[0]);
             }
-            let Beside { rsockets, paths } = libs.beside;
+            let Preloads { rsockets, paths } = libs.preloads;
             assert_eq!(fs::read(rsockets.unwrap()).unwrap(), PARTS[2]);
             assert_eq!(fs::read(paths.unwrap()).unwrap(), PARTS[3]);
             assert_eq!(fs::read(libs.audit.unwrap()).unwrap(), iwarp_audit::LIBRARY);
@@ -262,7 +267,7 @@ mod tests {
         // A new version of the same length replaces the files.
         fs::write(&exe, bytes([b"library", b"NAME", b"", b""])).unwrap();
         let libs = find(&exe, true).unwrap().unwrap();
-        assert!(libs.beside.rsockets.is_none() && libs.beside.paths.is_none());
+        assert!(libs.preloads.rsockets.is_none() && libs.preloads.paths.is_none());
         assert_eq!(
             fs::read(dir.join("iwarp-lib").join(NAMES[1])).unwrap(),
             b"library"
@@ -297,12 +302,12 @@ mod tests {
     #[test]
     fn shared_folder_is_not_used() {
         let (dir, exe) = bundle("open", &bytes(PARTS));
-        let folder = beside(&exe);
+        let folder = folder_beside(&exe);
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         let bundle = Bundle::read(&exe).unwrap().unwrap();
         let error = bundle.unpack(&folder).err().unwrap().to_string();
-        assert!(error.contains("somebody else"), "{error}");
+        assert!(error.contains("another user"), "{error}");
         // Another user's link to a folder of ours is refused, too.
         let link = dir.join("link");
         symlink(&dir, &link).unwrap();
@@ -312,7 +317,7 @@ mod tests {
 
     #[test]
     fn memory_file_is_readable_and_sealed() {
-        let (descriptor, path) = in_memory("name", b"octets").unwrap();
+        let (descriptor, path) = create_in_memory("name", b"octets").unwrap();
         assert!(descriptor.as_raw_fd() >= FIRST_DESCRIPTOR);
         assert!(rustix::io::fcntl_getfd(&descriptor).unwrap().is_empty());
         assert_eq!(fs::read(&path).unwrap(), b"octets");

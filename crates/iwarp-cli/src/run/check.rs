@@ -56,7 +56,7 @@ pub(super) fn report(
     for path in &loaded {
         line(format_args!("loads        {path}"));
     }
-    verdict(name, &loaded, libraries)
+    check_verbs(name, &loaded, libraries)
 }
 
 /// Runs the loader. Returns a line for each library.
@@ -67,7 +67,7 @@ fn trace(program: &Program, variables: &[(&'static str, OsString)]) -> Result<Ve
         .output()
         .context(program.file.display())?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let loaded: Vec<String> = text.lines().map(shortened).collect();
+    let loaded: Vec<String> = text.lines().map(without_address).collect();
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
         return Err(Error::failed(format!(
@@ -80,33 +80,33 @@ fn trace(program: &Program, variables: &[(&'static str, OsString)]) -> Result<Ve
 }
 
 /// Removes the address at the end of a line from the loader.
-fn shortened(text: &str) -> String {
+fn without_address(text: &str) -> String {
     let text = text.trim();
     let end = text.rfind(" (0x").unwrap_or(text.len());
     text[..end].to_owned()
 }
 
-/// Decides whether the libraries are ours.
-fn verdict(name: &Path, loaded: &[String], libraries: &Libraries) -> Result<()> {
+/// Checks that the verbs libraries are ours, and prints the result.
+fn check_verbs(name: &Path, loaded: &[String], libraries: &Libraries) -> Result<()> {
     let name = name.display();
     let missing = loaded.iter().find(|text| text.ends_with("=> not found"));
     if let Some(missing) = missing {
         return Err(Error::failed(format!("{name} cannot be loaded: {missing}")));
     }
-    let ours = target(libraries);
+    let ours = verbs_path(libraries);
     let path = |text: &String| PathBuf::from(text.rsplit("=> ").next().unwrap_or(text));
-    let named: Vec<PathBuf> = loaded
+    let verbs: Vec<PathBuf> = loaded
         .iter()
         .map(path)
-        .filter(|path| path.file_name().is_some_and(is_verbs) || same(path, &ours))
+        .filter(|path| path.file_name().is_some_and(is_verbs) || is_same_file(path, &ours))
         .collect();
-    if let Some(other) = named.iter().find(|path| !same(path, &ours)) {
+    if let Some(other) = verbs.iter().find(|path| !is_same_file(path, &ours)) {
         return Err(Error::failed(format!(
             "{name} would load {}, which is not iwarp's library",
             other.display()
         )));
     }
-    match (named.is_empty(), &libraries.audit) {
+    match (verbs.is_empty(), &libraries.audit) {
         (false, _) => line(format_args!("libibverbs and librdmacm are iwarp's")),
         (true, Some(_)) => line(format_args!(
             "{name} is linked with neither libibverbs nor librdmacm; if it loads them at run time, \
@@ -120,7 +120,7 @@ fn verdict(name: &Path, loaded: &[String], libraries: &Libraries) -> Result<()> 
     Ok(())
 }
 
-/// Returns `true` for file names of the two libraries.
+/// Returns `true` for file names of libibverbs and librdmacm.
 fn is_verbs(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     [&b"libibverbs"[..], b"librdmacm"]
@@ -128,15 +128,16 @@ fn is_verbs(name: &OsStr) -> bool {
         .any(|stem| matches!(name.strip_prefix(*stem), Some([b'.' | b'-', ..])))
 }
 
-fn target(libraries: &Libraries) -> PathBuf {
+/// Returns the path of our verbs library.
+fn verbs_path(libraries: &Libraries) -> PathBuf {
     match &libraries.verbs {
         Verbs::Folder(folder) => folder.join("libibverbs.so.1"),
         Verbs::Memory { files, .. } => files[0].clone(),
     }
 }
 
-/// Returns `true` if two paths lead to one file.
-fn same(one: &Path, other: &Path) -> bool {
+/// Returns `true` if both paths lead to the same file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
     let key = |path: &Path| {
         use std::os::unix::fs::MetadataExt as _;
         let meta = std::fs::metadata(path).ok()?;
@@ -159,7 +160,7 @@ mod tests {
             ),
             ("\tlibx.so => not found", "libx.so => not found"),
         ] {
-            assert_eq!(shortened(text), wanted);
+            assert_eq!(without_address(text), wanted);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Mounts for `iwarp run --sysfs`: one program sees additional entries in system folders.
 //!
-//! A program cannot add entries to the kernel's folders. It therefore gets a mount namespace in
-//! which small file systems cover them. The other entries of a covered folder are bound into it
-//! unchanged. An ordinary user may do that in a user namespace, in which the user keeps the same
-//! number and gains no rights.
+//! Programs cannot add entries to the kernel's folders. So the program gets a mount namespace in
+//! which a small file system covers each of these folders. The existing entries of the folder are
+//! bind-mounted into the file system. Ordinary users may do that in a user namespace, in which they
+//! keep their user ID and gain no rights.
 
 use rustix::fs::CWD;
 use rustix::mount::{
@@ -56,7 +56,7 @@ fn unshare(flags: UnshareFlags) -> Result<()> {
 /// returns their names. They replace existing entries of these names.
 ///
 /// # Errors
-/// Returns the kernel's error. The folder may be partly covered then.
+/// Returns the kernel's error. In that case the folder may be partly covered.
 pub(super) fn cover(
     folder: &Path,
     fill: impl FnOnce(&Path) -> Result<Vec<OsString>>,
@@ -70,29 +70,29 @@ pub(super) fn cover(
         MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID,
     )?;
     let root = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
-    let ours = fill(&root)?;
-    let mut others = Vec::new();
+    let new_names = fill(&root)?;
+    let mut existing = Vec::new();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();
-        if ours.contains(&name) {
+        if new_names.contains(&name) {
             continue;
         }
         match keep(&folder.join(&name), &root.join(&name)) {
-            Ok(tree) => others.extend(tree.map(|tree| (name, tree))),
-            // It was removed after the folder was read.
+            Ok(tree) => existing.extend(tree.map(|tree| (name, tree))),
+            // The entry was removed after the folder was read.
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
     }
     move_mount(&mount, "", CWD, folder, BY_DESCRIPTOR)?;
-    for (name, tree) in others {
+    for (name, tree) in existing {
         move_mount(&tree, "", CWD, folder.join(name), BY_DESCRIPTOR)?;
     }
     Ok(())
 }
 
-/// Creates a mount point for an entry of the covered folder. Returns what to mount there, or `None`
-/// for a symbolic link, which is copied.
+/// Keeps an entry of the covered folder visible. Creates a mount point for it, and returns the tree
+/// to mount there. A symbolic link is copied instead, and `None` is returned.
 fn keep(from: &Path, to: &Path) -> Result<Option<OwnedFd>> {
     let kind = fs::symlink_metadata(from)?.file_type();
     if kind.is_symlink() {

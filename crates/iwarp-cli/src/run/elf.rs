@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-/// Largest string table that is read. Those of programs have kilobytes; C++ symbols, megabytes.
+/// Largest string table that is read. Most have kilobytes; those with C++ symbols have megabytes.
 const STRINGS_MAX: u64 = 64 << 20;
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -105,8 +105,8 @@ impl Elf {
             .filter(|_| size <= STRINGS_MAX)
             .and_then(|offset| file.read_bytes_at(offset, size).ok())
             .ok_or(damaged)?;
-        let text = |at: u64| {
-            let rest = strings.get(usize::try_from(at).ok()?..)?;
+        let text = |offset: u64| {
+            let rest = strings.get(usize::try_from(offset).ok()?..)?;
             let len = rest.iter().position(|octet| *octet == 0)?;
             Some(OsString::from_vec(rest[..len].to_vec()))
         };
@@ -121,14 +121,14 @@ impl Elf {
         Ok(())
     }
 
-    /// Returns `true` if musl's loader loads the program.
+    /// Returns `true` if the program's loader is musl's.
     pub(super) fn uses_musl(&self) -> bool {
         let name = self.loader.as_deref().and_then(Path::file_name);
         name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld-musl"))
     }
 }
 
-/// Returns the ELF number of this command's processor.
+/// Returns this command's processor as in the ELF header (`e_machine`).
 const fn machine() -> u16 {
     if cfg!(target_arch = "x86_64") {
         object::elf::EM_X86_64

@@ -47,7 +47,7 @@ impl fmt::Display for Obstacle {
             }
             Self::Capabilities => {
                 "its file has capabilities, so the loader ignores LD_AUDIT and LD_LIBRARY_PATH; \
-                 run a copy of the file, which has none"
+                 run a copy of the file, without capabilities"
             }
             Self::Cleared => {
                 "`env -i` removes LD_AUDIT and LD_LIBRARY_PATH; write `env -i iwarp run -- PROGRAM`"
@@ -61,7 +61,7 @@ impl fmt::Display for Obstacle {
 pub(super) struct Program {
     /// The file that the kernel executes.
     pub(super) file: PathBuf,
-    /// The scripts that lead to it, the outermost first.
+    /// The scripts that lead to the file, the outermost first.
     pub(super) scripts: Vec<PathBuf>,
     pub(super) elf: Elf,
     /// `env -i` precedes the file.
@@ -69,8 +69,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Finds the program of a command, through `PATH`, scripts and `env`. Returns `None` if none
-    /// can be inspected; the error of executing it is more helpful then.
+    /// Finds the program of a command, through `PATH`, scripts and `env`. Returns `None` if it
+    /// cannot be inspected; executing the command then gives a better error message.
     pub(super) fn find(command: &[OsString]) -> Option<Self> {
         let mut words = command.to_vec();
         let mut scripts = Vec::new();
@@ -79,7 +79,7 @@ impl Program {
         for _ in 0..=SCRIPTS_MAX {
             let file = look_up(words.first()?)?;
             if file.file_name() == Some(OsStr::new("env")) {
-                let (rest, clears) = behind_env(words.get(1..).unwrap_or_default());
+                let (rest, clears) = command_of_env(words.get(1..).unwrap_or_default());
                 if !rest.is_empty() {
                     cleared |= clears;
                     words = rest;
@@ -121,22 +121,22 @@ impl Program {
     }
 }
 
-/// Returns how a program gains rights, for which the loader ignores its environment (`AT_SECURE` in
-/// getauxval(3)).
+/// Returns how the program gains rights, if it does. The loader ignores the environment of such a
+/// program (`AT_SECURE` in getauxval(3)).
 fn raised_rights(file: &Path) -> Option<Obstacle> {
     let meta = fs::metadata(file).ok()?;
     let mode = meta.permissions().mode();
     let user = rustix::process::getuid().as_raw();
     let group = rustix::process::getgid().as_raw();
     let set_user = mode & 0o4000 != 0 && meta.uid() != user;
-    // Unless the group may execute the file, the bit has another meaning.
+    // If the group may not execute the file, the setgid bit has another meaning.
     let set_group = mode & 0o2010 == 0o2010 && meta.gid() != group;
     if set_user || set_group {
         return Some(Obstacle::SetId);
     }
-    let mut none: [u8; 0] = [];
-    let has_capabilities = rustix::fs::getxattr(file, CAPABILITIES, &mut none).is_ok();
-    // Root has them anyway.
+    let mut empty: [u8; 0] = [];
+    let has_capabilities = rustix::fs::getxattr(file, CAPABILITIES, &mut empty).is_ok();
+    // Root has all capabilities anyway, so the file gives it none.
     (has_capabilities && user != 0).then_some(Obstacle::Capabilities)
 }
 
@@ -175,7 +175,7 @@ fn first_line(start: &[u8]) -> Option<Vec<OsString>> {
 
 /// Returns the command that `env` starts with these arguments, and whether it clears the
 /// environment.
-fn behind_env(arguments: &[OsString]) -> (Vec<OsString>, bool) {
+fn command_of_env(arguments: &[OsString]) -> (Vec<OsString>, bool) {
     let mut clears = false;
     let mut rest: Vec<OsString> = arguments.to_vec();
     rest.reverse();
@@ -241,11 +241,11 @@ mod tests {
             ("--unset=A -v -- prog", "prog", false),
             ("--split-string=prog x", "prog x", false),
         ] {
-            let (rest, cleared) = behind_env(&words(arguments));
+            let (rest, cleared) = command_of_env(&words(arguments));
             assert_eq!((rest, cleared), (words(command), clears), "{arguments}");
         }
         let split = ["-S", "-i A=1 prog -x", "y"].map(OsString::from);
-        assert_eq!(behind_env(&split), (words("prog -x y"), true));
-        assert_eq!(behind_env(&words("A=1")).0, Vec::<OsString>::new());
+        assert_eq!(command_of_env(&split), (words("prog -x y"), true));
+        assert_eq!(command_of_env(&words("A=1")).0, Vec::<OsString>::new());
     }
 }

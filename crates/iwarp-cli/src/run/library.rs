@@ -1,8 +1,8 @@
 //! Finds the C library, and creates a folder in which it has the names that programs load.
 //!
-//! Both names must be links to one file, so that the loader loads it once. The search order: the
-//! file that `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`),
-//! the build folder that contains this command, and the end of the command's own file ([`bundle`]).
+//! Both names must be links to one file, so that the loader loads it once. The file is searched in
+//! this order: `IWARP_LIBRARY`, the folder of an installation (`../lib/iwarp` from `bin`), the
+//! build folder that contains this command, and the end of the command's own file ([`bundle`]).
 
 use super::{bundle, missing};
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -23,25 +23,25 @@ const VARIABLE: &str = "IWARP_LIBRARY";
 /// Libraries that are ready for use.
 #[derive(Debug)]
 pub(super) struct Libraries {
-    /// The library with both names.
+    /// The library for both names.
     pub(super) verbs: Verbs,
     /// The audit library, which redirects requests for either name to `verbs`.
     pub(super) audit: Option<PathBuf>,
-    /// The libraries that may be preloaded.
-    pub(super) beside: Beside,
+    pub(super) preloads: Preloads,
 }
 
 /// The libraries that are loaded only through `LD_PRELOAD`.
 #[derive(Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct Preloads {
     /// `librspreload.so`.
     pub(super) rsockets: Option<PathBuf>,
     /// `libiwarp_paths.so`.
     pub(super) paths: Option<PathBuf>,
 }
 
-impl Beside {
-    /// Looks in a folder. The paths are absolute, because the program may change its directory.
+impl Preloads {
+    /// Finds the libraries in a folder. The paths are absolute, because the program may change its
+    /// directory.
     fn in_folder(dir: &Path) -> Self {
         let first = |names: &[&str]| {
             let found = |name: &&str| dir.join(name).canonicalize().ok();
@@ -62,25 +62,25 @@ pub(super) enum Verbs {
     /// Files that the loader preloads. They exist as long as the descriptors are open.
     Memory {
         files: [PathBuf; 2],
-        _held: Vec<OwnedFd>,
+        _descriptors: Vec<OwnedFd>,
     },
 }
 
 impl Libraries {
-    /// Returns the libraries of a folder, with the audit library if it is there.
-    pub(super) fn in_folder(dir: PathBuf, beside: Beside) -> Self {
+    /// Returns the libraries of a folder, including the audit library if the folder contains it.
+    pub(super) fn in_folder(dir: PathBuf, preloads: Preloads) -> Self {
         let audit = Some(dir.join(AUDIT)).filter(|file| file.exists());
         let verbs = Verbs::Folder(dir);
         Self {
             verbs,
             audit,
-            beside,
+            preloads,
         }
     }
 }
 
-/// Finds the libraries. With `lasting`, they must outlive this process and the program that it
-/// becomes.
+/// Finds the libraries. `lasting` means that they must outlive this process, also if it becomes
+/// another program.
 ///
 /// # Errors
 /// Fails if there are no libraries, or no writable folder for links or for unpacking a bundle.
@@ -88,27 +88,27 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
     if let Some(file) = std::env::var_os(VARIABLE).filter(|f| !f.is_empty()) {
         let file = Path::new(&file);
         // Users may name the folder by mistake; the loader's own message would not help them.
-        if !fs::metadata(file).context(named(file))?.is_file() {
-            return Err(Error::failed(format!("{}: not a file", named(file))));
+        if !fs::metadata(file).context(setting(file))?.is_file() {
+            return Err(Error::failed(format!("{}: not a file", setting(file))));
         }
         return linked(
             file,
-            Beside::in_folder(file.parent().unwrap_or(Path::new(""))),
+            Preloads::in_folder(file.parent().unwrap_or(Path::new(""))),
         );
     }
     let exe = std::env::current_exe().context("looking for this command's own file")?;
-    let here = exe.parent().unwrap_or(Path::new("/"));
-    let installed = here.join("../lib/iwarp");
+    let exe_dir = exe.parent().unwrap_or(Path::new("/"));
+    let installed = exe_dir.join("../lib/iwarp");
     if NAMES.iter().all(|n| installed.join(n).exists()) {
         let dir = installed.canonicalize().context("the library folder")?;
-        let beside = Beside::in_folder(&dir);
-        return Ok(Libraries::in_folder(dir, beside));
+        let preloads = Preloads::in_folder(&dir);
+        return Ok(Libraries::in_folder(dir, preloads));
     }
     // Test programs and examples are one folder deeper.
-    for dir in [here, here.parent().unwrap_or(here)] {
+    for dir in [exe_dir, exe_dir.parent().unwrap_or(exe_dir)] {
         let built = dir.join(BUILT);
         if built.exists() {
-            return linked(&built, Beside::in_folder(dir));
+            return linked(&built, Preloads::in_folder(dir));
         }
     }
     if let Some(libs) = bundle::find(&exe, lasting)? {
@@ -117,12 +117,12 @@ pub(super) fn find(lasting: bool) -> Result<Libraries> {
     Err(Error::Advice(missing::advice(&exe)))
 }
 
-fn named(file: &Path) -> String {
+fn setting(file: &Path) -> String {
     format!("{VARIABLE}={}", file.display())
 }
 
 /// Creates a folder with links to a library file under its two names, and with the audit library.
-fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
+fn linked(file: &Path, preloads: Preloads) -> Result<Libraries> {
     let file = file
         .canonicalize()
         .context(format!("the library {}", file.display()))?;
@@ -131,14 +131,14 @@ fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
     let folders: [&dyn Fn() -> Result<PathBuf>; 2] =
         [&|| Ok(beside.clone()), &|| private_dir(&file)];
     for folder in folders {
-        let made = folder().and_then(|dir| {
+        let filled = folder().and_then(|dir| {
             link_names(&dir, &file)
-                .and_then(|()| put(iwarp_audit::LIBRARY, &dir.join(AUDIT)))
+                .and_then(|()| write_if_changed(iwarp_audit::LIBRARY, &dir.join(AUDIT)))
                 .context(dir.display())?;
             Ok(dir)
         });
-        match made {
-            Ok(dir) => return Ok(Libraries::in_folder(dir, libraries)),
+        match filled {
+            Ok(dir) => return Ok(Libraries::in_folder(dir, preloads)),
             Err(e) => reasons.push(e.to_string()),
         }
     }
@@ -162,54 +162,54 @@ fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
             continue;
         }
         // Create a temporary link and rename it: another process may be doing the same.
-        let fresh = dir.join(format!(".{name}.{}", std::process::id()));
-        let _ = fs::remove_file(&fresh);
-        symlink(file, &fresh)?;
-        fs::rename(&fresh, &link)?;
+        let temporary = dir.join(format!(".{name}.{}", std::process::id()));
+        let _ = fs::remove_file(&temporary);
+        symlink(file, &temporary)?;
+        fs::rename(&temporary, &link)?;
     }
     Ok(())
 }
 
 /// Writes a file, unless it has these contents already.
-pub(super) fn put(octets: &[u8], to: &Path) -> std::io::Result<()> {
-    if fs::read(to).is_ok_and(|there| there == octets) {
+pub(super) fn write_if_changed(octets: &[u8], to: &Path) -> std::io::Result<()> {
+    if fs::read(to).is_ok_and(|contents| contents == octets) {
         return Ok(());
     }
     // Write and rename: another process may be doing the same, or have the older file open.
-    let fresh = fresh(to);
-    let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
+    let temporary = temporary_name(to);
+    let written = fs::write(&temporary, octets).and_then(|()| fs::rename(&temporary, to));
     if written.is_err() {
-        let _ = fs::remove_file(&fresh);
+        let _ = fs::remove_file(&temporary);
     }
     written
 }
 
-/// Returns a temporary name beside `path` that no other process uses.
-pub(super) fn fresh(path: &Path) -> PathBuf {
+/// Returns a name in the folder of `path` that no other process uses.
+pub(super) fn temporary_name(path: &Path) -> PathBuf {
     path.with_extension(format!("new-{}", std::process::id()))
 }
 
 /// Checks that only this user and root can write to a folder.
 ///
 /// # Errors
-/// Fails if another user can, or if the folder cannot be examined.
+/// Fails if another user can write to it, or if the folder cannot be examined.
 pub(super) fn check_trusted(dir: &Path) -> std::io::Result<()> {
     let meta = fs::symlink_metadata(dir)?;
     let owners = [0, rustix::process::geteuid().as_raw()];
     if meta.is_dir() && owners.contains(&meta.uid()) && meta.permissions().mode() & 0o022 == 0 {
         return Ok(());
     }
-    Err(std::io::Error::other("somebody else may write to it"))
+    Err(std::io::Error::other("another user may write to it"))
 }
 
-/// Returns a path in a folder of this user's own, for one version of a file.
+/// Returns a path in the folder of [`user_dir`] that is unique for this version of a file.
 pub(super) fn private_dir(file: &Path) -> Result<PathBuf> {
     let meta = fs::metadata(file).context("the library file")?;
     let (dev, ino, mtime) = (meta.dev(), meta.ino(), meta.mtime());
     Ok(user_dir()?.join(format!("{dev:x}-{ino:x}-{mtime:x}")))
 }
 
-/// Creates a folder of this user's own, and returns its path.
+/// Creates a folder to which only this user can write, and returns its path.
 pub(super) fn user_dir() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_RUNTIME_DIR")
         .map(PathBuf::from)
@@ -249,9 +249,9 @@ mod tests {
         let dir = scratch("links");
         let file = dir.join(BUILT);
         fs::write(&file, b"x").unwrap();
-        // The second time stands for the next process.
+        // The second iteration stands for the next process.
         for _ in 0..2 {
-            let Verbs::Folder(folder) = linked(&file, Beside::default()).unwrap().verbs else {
+            let Verbs::Folder(folder) = linked(&file, Preloads::default()).unwrap().verbs else {
                 panic!("in memory")
             };
             for name in NAMES {

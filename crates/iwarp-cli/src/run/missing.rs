@@ -7,15 +7,15 @@ pub(super) fn advice(exe: &Path) -> String {
     let repository = env!("CARGO_PKG_REPOSITORY");
     let version = env!("CARGO_PKG_VERSION");
     // `iwarp run` searches `lib/iwarp` beside `bin`, so suggest the prefix of this command.
-    let beside = exe
+    let own_prefix = exe
         .parent()
         .filter(|dir| dir.ends_with("bin"))
         .and_then(Path::parent);
-    let prefix = beside.map_or_else(
+    let prefix = own_prefix.map_or_else(
         || "~/.local".to_owned(),
         |dir| quoted(&dir.display().to_string()),
     );
-    let then = match beside {
+    let last_step = match own_prefix {
         Some(_) => String::new(),
         None => "\nThen start ~/.local/bin/iwarp.".to_owned(),
     };
@@ -27,7 +27,7 @@ pub(super) fn advice(exe: &Path) -> String {
          \n  git clone --branch v{version} {repository}\n  cd iwarp\n  \
          cargo xtask install --prefix {prefix}\n\
          \nThe Debian package `iwarp` contains them, too. If you have built them already, set \
-         IWARP_LIBRARY to the path of libiwarp_verbs.so.{then}"
+         IWARP_LIBRARY to the path of libiwarp_verbs.so.{last_step}"
     )
 }
 
@@ -50,7 +50,7 @@ mod tests {
         let text = advice(Path::new("/home/it's ann/bin/iwarp"));
         assert!(
             text.contains(r"--prefix '/home/it'\''s ann'"),
-            "the shell takes {text}"
+            "not quoted for the shell: {text}"
         );
     }
 

@@ -3,7 +3,8 @@
 //! `LD_LIBRARY_PATH` makes the program and its children load our library under the names
 //! `libibverbs.so.1` and `librdmacm.so.1`. An audit library (`LD_AUDIT`) redirects programs that
 //! find their libraries in other ways. All other settings are `IWARP_*` variables.
-//! `iwarp run` becomes the program, so signals, exit code and terminal are the program's own.
+//! `iwarp run` replaces itself with the program (`exec`), so signals, exit code and terminal are
+//! the program's own.
 
 mod bundle;
 mod check;
@@ -16,7 +17,7 @@ mod missing;
 mod sysfs;
 
 use clap::{Args, ValueEnum};
-use fault::Asked;
+use fault::FaultOption;
 use iwarp::{Config, Device, Face, Networks};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use iwarp_cli_common::units;
@@ -71,7 +72,7 @@ pub(crate) struct Settings {
     /// Complete Sends and Writes when the peer has placed them, as on InfiniBand
     #[arg(long)]
     placed: bool,
-    /// Record all connections in this pcapng file; %p in the name becomes the process number
+    /// Record all connections in this pcapng file; %p in the name becomes the process ID
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Stop recording at this size, for example 4M
@@ -87,7 +88,7 @@ pub(crate) struct Settings {
     /// Inject faults to test how the program handles them, for example 'reset,bytes=64K';
     /// `--fault help` lists them. Can be repeated
     #[arg(long, value_name = "SPEC", value_parser = fault::parse)]
-    fault: Vec<Asked>,
+    fault: Vec<FaultOption>,
     /// Carry the program's ordinary TCP sockets over RDMA (rsockets)
     #[arg(long)]
     rsockets: bool,
@@ -112,7 +113,7 @@ impl Settings {
         }
         audit(&mut vars, libs);
         if self.rsockets {
-            preloaded.push(libs.beside.rsockets.as_ref().ok_or_else(|| {
+            preloaded.push(libs.preloads.rsockets.as_ref().ok_or_else(|| {
                 Error::failed(
                     "librspreload.so is not beside the other library: build it with \
                      `cargo build --release -p iwarp-rspreload`",
@@ -145,12 +146,15 @@ impl Settings {
         set("IWARP_PLACED", self.placed.then(|| "on".into()));
         set("IWARP_STATS", self.stats.then(|| "1".into()));
         set("IWARP_ALLOW", text(self.allow.clone()));
-        set("IWARP_FAULT", fault::joined(&self.fault)?.map(Into::into));
+        set(
+            "IWARP_FAULT",
+            fault::joined_spec(&self.fault)?.map(Into::into),
+        );
         Ok(vars)
     }
 }
 
-/// Checks the list here: the program could not report an invalid one and would accept no peer.
+/// Validates the list: the program could not report an invalid list and would accept no peer.
 fn allow(text: &str) -> std::result::Result<String, String> {
     let parsed = text.parse::<Networks>().map_err(|e| e.to_string());
     parsed.map(|_| text.to_owned())
@@ -220,13 +224,13 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     if own.is_none() {
         return;
     }
-    // When a program ends, valgrind makes glibc free what the loader allocated for the audit
-    // library. glibc allocated that by other means, so valgrind would report invalid frees.
-    in_front(vars, "VALGRIND_OPTS", "--run-libc-freeres=no", " ");
+    // When a program ends, valgrind makes glibc free the memory that the loader allocated for the
+    // audit library. The loader does not use malloc for it, so valgrind would report invalid frees.
+    prepend_setting(vars, "VALGRIND_OPTS", "--run-libc-freeres=no", " ");
     // With an audit library, glibc sizes the static thread-local storage before it knows the
-    // program's libraries. Those that need it (jemalloc, for example) would then have only 512
-    // bytes. The reserve is taken from each thread's stack, of which the smallest has 16 KiB.
-    in_front(
+    // program's libraries. Libraries that need such storage (jemalloc, for example) would then have
+    // only 512 bytes. The storage is taken from each thread's stack, which has at least 16 KiB.
+    prepend_setting(
         vars,
         "GLIBC_TUNABLES",
         "glibc.rtld.optional_static_tls=8192",
@@ -234,27 +238,28 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     );
 }
 
-/// Puts a setting in front of a variable's others. The last one of a name applies, so that users
-/// can override it.
-fn in_front(
+/// Puts a setting in front of the settings in a variable. Of two settings with one name the last
+/// applies, so users can override ours.
+fn prepend_setting(
     vars: &mut Vec<(&'static str, OsString)>,
     name: &'static str,
     setting: &str,
     separator: &str,
 ) {
-    let set = inherited(name).unwrap_or_default();
-    if set.as_encoded_bytes().starts_with(setting.as_bytes()) {
+    let current = inherited(name).unwrap_or_default();
+    if current.as_encoded_bytes().starts_with(setting.as_bytes()) {
         return;
     }
-    let settings = [OsStr::new(setting), &set];
-    let used = settings.into_iter().filter(|text| !text.is_empty());
-    vars.push((name, used.collect::<Vec<_>>().join(OsStr::new(separator))));
+    let settings = [OsStr::new(setting), &current];
+    let settings = settings.into_iter().filter(|text| !text.is_empty());
+    let settings: Vec<_> = settings.collect();
+    vars.push((name, settings.join(OsStr::new(separator))));
 }
 
-/// Returns the variables that make iproute2's `rdma` show our devices: one for the audit library,
-/// which loads a preload library, and one for that library, which starts this command.
+/// Returns the variables that make iproute2's `rdma` show our devices. The first tells the audit
+/// library to load a preload library; the second tells the preload library to start this command.
 fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
-    let Some(library) = libs.audit.as_ref().and(libs.beside.paths.as_ref()) else {
+    let Some(library) = libs.audit.as_ref().and(libs.preloads.paths.as_ref()) else {
         return Ok(Vec::new());
     };
     let command = std::env::current_exe().context("looking for this command's own file")?;
@@ -264,8 +269,7 @@ fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
     ])
 }
 
-/// Returns `true` for an entry of `LD_AUDIT` from an `iwarp run`: our library in a folder or in
-/// memory.
+/// Returns `true` if an entry of `LD_AUDIT` is our audit library, in a folder or in memory.
 fn is_audit(entry: &Path) -> bool {
     entry.ends_with(iwarp_audit::FILE_NAME)
         || (entry.starts_with("/proc") && entry.parent().is_some_and(|dir| dir.ends_with("fd")))
@@ -292,8 +296,8 @@ Static and setuid programs cannot load the libraries.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,
-    /// Show the devices in /sys/class/infiniband and /dev/infiniband, for programs that look there
-    /// themselves. Implied by `--as roce` where the machine allows it
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband, for programs that read these
+    /// folders themselves. `--as roce` implies it where the machine allows it
     #[arg(long)]
     sysfs: bool,
     /// Print which libraries the program would load, and from where, instead of running it. Fails
@@ -329,10 +333,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Error::usage("no program given (see `iwarp run --help`)"));
     };
-    // clap takes an unknown option for the program's name; it is most likely misspelt.
+    // clap takes an unknown option as the program's name; most likely the option is misspelt.
     if program.as_encoded_bytes().starts_with(b"-") {
         return Err(Error::usage(format!(
-            "'{}' is no option of `iwarp run` (see `iwarp run --help`), and no name of a program",
+            "'{}' is neither an option of `iwarp run` (see `iwarp run --help`) nor a program",
             Path::new(program).display()
         )));
     }
@@ -347,15 +351,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let text = format!("{name} cannot load iwarp's libraries: {obstacle}");
         eprintln!("iwarp: {}", iwarp_cli_common::text::printable(&text));
     }
-    // Identifies the program to the library, which warns if it ends without opening a device.
-    // Programs that have the library preloaded may not need it.
+    // Identifies the program to the library, which warns if the program ends without opening a
+    // device. Preloaded libraries are also in programs that need no device, so do not warn there.
     if !args.settings.rsockets && matches!(libs.verbs, library::Verbs::Folder(_)) {
         vars.push(("IWARP_RUN", std::process::id().to_string().into()));
     }
     let face = args.settings.face();
-    // Programs for RoCE NICs often look there; those for iWARP NICs rarely do.
+    // Programs for RoCE NICs often read these folders; programs for iWARP NICs rarely do.
     if args.sysfs || face == Face::Roce {
-        let paths = libs.beside.paths.as_ref();
+        let paths = libs.preloads.paths.as_ref();
         match sysfs::show(&devices(&vars)?, face, paths.is_some()) {
             Ok(Shown::Mounted) => {}
             Ok(Shown::Copied(tree)) => {
@@ -363,7 +367,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
                 preload(&mut vars, paths);
             }
             Err(e) if args.sysfs => return Err(e),
-            // Most programs do not look there.
+            // Most programs do not need these folders.
             Err(e) => tracing::warn!("{e}"),
         }
     }
@@ -437,7 +441,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         let vars = run.args.settings.variables(&libs).unwrap();
         let get = |n: &str| {
@@ -456,7 +460,7 @@ mod tests {
         assert_eq!(get("IWARP_MARKERS"), None);
     }
 
-    /// Each option sets its variable alone, with all others, and for `iwarp env`.
+    /// Each option sets its variable, alone and together with all other options.
     #[test]
     fn options_set_their_variables_together() {
         let here = std::env::current_dir().unwrap();
@@ -487,7 +491,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: None,
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         let set = |options: &[&str]| {
             let line = [&["iwarp"], options, &["--", "prog"]].concat();
@@ -566,7 +570,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         let run = with(&["seed=1;reset,nth=2", "crc;log=a.log"]).ok().unwrap();
         let vars = run.args.settings.variables(&libs).unwrap();
@@ -579,7 +583,7 @@ mod tests {
         assert_eq!(fault.1.to_str(), Some(&want[..]));
         let e = with(&["reset,nth=0"]).err().unwrap().to_string();
         assert!(e.contains("--fault") && e.contains("  ^\n"), "{e}");
-        // Each is valid by itself.
+        // Each `--fault` is valid, but not both together: the seed is given twice.
         let twice = with(&["seed=1;crc", "seed=2;crc"]).ok().unwrap();
         assert!(twice.args.settings.variables(&libs).is_err());
         assert!(with(&["help"]).is_ok_and(|run| fault::wants_help(&run.args.settings.fault)));
@@ -591,7 +595,7 @@ mod tests {
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
-            beside: library::Beside::default(),
+            preloads: library::Preloads::default(),
         };
         assert!(run.args.settings.variables(&libs).is_err());
     }

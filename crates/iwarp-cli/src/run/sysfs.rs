@@ -1,13 +1,13 @@
-//! Shows the devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that look there
-//! themselves.
+//! Shows the devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that read these
+//! folders themselves.
 //!
-//! `/dev/infiniband` contains a character device per RDMA device and one for the connection
-//! manager, for programs that use `access`, `stat` or `open`. All are the null device, because
-//! programs reach the devices through our libraries.
+//! `/dev/infiniband` contains a node per RDMA device and one for the connection manager, for
+//! programs that use `access`, `stat` or `open`. All nodes are the null device, because programs
+//! use the devices through our libraries.
 //!
 //! Where the machine allows it, the entries are mounted ([`cover`]). Elsewhere, as in most
-//! containers, a preload library redirects the program to a folder that has them. It does not reach
-//! statically linked programs and direct system calls.
+//! containers, a preload library redirects the program to a folder with the entries. The library
+//! has no effect on statically linked programs and direct system calls.
 
 use super::cover;
 use super::library::{check_trusted, user_dir};
@@ -24,11 +24,11 @@ use std::path::{Path, PathBuf};
 const CLASSES: &str = "/sys/class";
 const NODES: &str = "/dev";
 /// Our folders in `/sys/class` and `/dev`.
-const OURS: &str = "infiniband";
-const OUR_VERBS: &str = "infiniband_verbs";
-/// The device that each node is.
+const INFINIBAND: &str = "infiniband";
+const INFINIBAND_VERBS: &str = "infiniband_verbs";
+/// Every node is this device.
 const NULL: &str = "/dev/null";
-/// Device numbers that `/sys` reports for the first device of the kernel's verbs.
+/// Device numbers that the kernel's `/sys` reports for the first verbs device.
 const MAJOR: u32 = 231;
 const FIRST_MINOR: u32 = 192;
 
@@ -41,8 +41,8 @@ pub(super) enum Shown {
     Copied(PathBuf),
 }
 
-/// Shows the devices. `preload` means that a library is available for machines that allow neither
-/// mounts nor user namespaces.
+/// Shows the devices. `preload` means that the preload library is available, for machines that
+/// allow neither mounts nor user namespaces.
 pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Shown> {
     match cover::enter() {
         Ok(()) => mount(devices, face).map(|()| Shown::Mounted),
@@ -61,7 +61,7 @@ pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Show
 fn mount(devices: &[Device], face: Face) -> Result<()> {
     let in_classes = |root: &Path| {
         fill_classes(root, devices, face)?;
-        Ok([OURS, OUR_VERBS].map(Into::into).into())
+        Ok([INFINIBAND, INFINIBAND_VERBS].map(Into::into).into())
     };
     cover::cover(Path::new(CLASSES), in_classes).context("covering /sys/class")?;
     mount_nodes(devices).context("covering /dev")
@@ -76,34 +76,36 @@ fn nodes(devices: &[Device]) -> Vec<String> {
 fn mount_nodes(devices: &[Device]) -> io::Result<()> {
     let nodes = nodes(devices);
     cover::cover(Path::new(NODES), |root| {
-        let dir = root.join(OURS);
+        let dir = root.join(INFINIBAND);
         fs::create_dir(&dir)?;
         for node in &nodes {
             fs::write(dir.join(node), "")?;
         }
-        Ok(vec![OURS.into()])
+        Ok(vec![INFINIBAND.into()])
     })?;
     for node in &nodes {
-        cover::bind(Path::new(NULL), &Path::new(NODES).join(OURS).join(node))?;
+        cover::bind(
+            Path::new(NULL),
+            &Path::new(NODES).join(INFINIBAND).join(node),
+        )?;
     }
     Ok(())
 }
 
-/// Creates a folder with the entries that are to be visible below `/`, and returns its path. The
-/// path depends on the devices only. It is replaced atomically.
+/// Creates a folder with the entries that are to be visible below `/`, and returns its path, which
+/// depends only on the devices. An existing folder is replaced atomically.
 fn copy(devices: &[Device], face: Face) -> Result<PathBuf> {
     let dir = user_dir()?;
     let mut hash = DefaultHasher::new();
     format!("{devices:?} {face:?}").hash(&mut hash);
     let name = format!("devices-{:016x}", hash.finish());
-    let (last, fresh) = (
-        dir.join(&name),
-        dir.join(format!(".{name}.{}", std::process::id())),
-    );
-    let filled = fill_tree(&fresh, devices, face).and_then(|()| put_in_place(&fresh, &last));
-    let _ = fs::remove_dir_all(&fresh);
+    let final_path = dir.join(&name);
+    let temporary = dir.join(format!(".{name}.{}", std::process::id()));
+    let filled =
+        fill_tree(&temporary, devices, face).and_then(|()| put_in_place(&temporary, &final_path));
+    let _ = fs::remove_dir_all(&temporary);
     filled.context(dir.display())?;
-    Ok(last)
+    Ok(final_path)
 }
 
 fn fill_tree(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
@@ -116,7 +118,7 @@ fn fill_tree(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     let below = |path: &str| root.join(path.trim_start_matches('/'));
     folder(&below(CLASSES))?;
     fill_classes(&below(CLASSES), devices, face)?;
-    let dir = below(NODES).join(OURS);
+    let dir = below(NODES).join(INFINIBAND);
     folder(&dir)?;
     for node in nodes(devices) {
         symlink(NULL, dir.join(node))?;
@@ -124,12 +126,12 @@ fn fill_tree(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     Ok(())
 }
 
-/// Renames a new folder into place, and exchanges it with an old one.
-fn put_in_place(fresh: &Path, last: &Path) -> io::Result<()> {
-    match renameat_with(CWD, fresh, CWD, last, RenameFlags::NOREPLACE) {
+/// Renames a new folder to `to`, or exchanges it with the existing folder.
+fn put_in_place(new: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, new, CWD, to, RenameFlags::NOREPLACE) {
         Err(rustix::io::Errno::EXIST) => {
-            check_trusted(last)?;
-            Ok(renameat_with(CWD, fresh, CWD, last, RenameFlags::EXCHANGE)?)
+            check_trusted(to)?;
+            Ok(renameat_with(CWD, new, CWD, to, RenameFlags::EXCHANGE)?)
         }
         done => Ok(done?),
     }
@@ -137,35 +139,36 @@ fn put_in_place(fresh: &Path, last: &Path) -> io::Result<()> {
 
 /// Writes the folders of `/sys/class`.
 fn fill_classes(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {
-    fill(&root.join(OURS), devices, face)?;
-    fill_verbs(&root.join(OUR_VERBS), devices)
+    fill_infiniband(&root.join(INFINIBAND), devices, face)?;
+    fill_verbs(&root.join(INFINIBAND_VERBS), devices)
 }
 
-/// Writes the entries of the kernel's verbs for each device.
+/// Writes the entries of `/sys/class/infiniband_verbs`.
 fn fill_verbs(dir: &Path, devices: &[Device]) -> io::Result<()> {
     fs::create_dir(dir)?;
     fs::write(dir.join("abi_version"), "6\n")?;
     for device in devices {
-        let at = dir.join(format!("uverbs{}", device.index));
-        fs::create_dir(&at)?;
+        let device_dir = dir.join(format!("uverbs{}", device.index));
+        fs::create_dir(&device_dir)?;
         let minor = FIRST_MINOR + device.index;
-        fs::write(at.join("ibdev"), format!("{}\n", device.name))?;
-        fs::write(at.join("dev"), format!("{MAJOR}:{minor}\n"))?;
-        fs::write(at.join("abi_version"), "1\n")?;
+        fs::write(device_dir.join("ibdev"), format!("{}\n", device.name))?;
+        fs::write(device_dir.join("dev"), format!("{MAJOR}:{minor}\n"))?;
+        fs::write(device_dir.join("abi_version"), "1\n")?;
     }
     Ok(())
 }
 
-fn fill(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
+/// Writes the entries of `/sys/class/infiniband`.
+fn fill_infiniband(dir: &Path, devices: &[Device], face: Face) -> io::Result<()> {
     fs::create_dir(dir)?;
     for device in devices {
-        let at = dir.join(&device.name);
+        let device_dir = dir.join(&device.name);
         for (name, text) in files(device, face) {
-            let file = at.join(name);
-            fs::create_dir_all(file.parent().unwrap_or(&at))?;
+            let file = device_dir.join(name);
+            fs::create_dir_all(file.parent().unwrap_or(&device_dir))?;
             fs::write(file, format!("{text}\n"))?;
         }
-        let net = at.join("device/net");
+        let net = device_dir.join("device/net");
         fs::create_dir_all(&net)?;
         symlink(
             Path::new("../../../../net").join(&device.interface),
@@ -181,7 +184,8 @@ fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
     groups.join(":")
 }
 
-/// Returns names and contents of the files, with the values of `ibv_query_device` and others.
+/// Returns names and contents of a device's files. The values agree with `ibv_query_device` and
+/// similar calls.
 fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
     let lid = format!("{:#x}", device.lid(face));
@@ -279,9 +283,9 @@ mod tests {
     fn files_match_the_kernels() {
         let dir = std::env::temp_dir().join(format!("iwarp-sysfs-{}", std::process::id()));
         let lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        fill(&dir, std::slice::from_ref(&lo), Face::Rnic).unwrap();
-        let at = dir.join(&lo.name);
-        let read = |name: &str| fs::read_to_string(at.join(name)).unwrap();
+        fill_infiniband(&dir, std::slice::from_ref(&lo), Face::Rnic).unwrap();
+        let lo_dir = dir.join(&lo.name);
+        let read = |name: &str| fs::read_to_string(lo_dir.join(name)).unwrap();
         assert_eq!(
             read("ports/1/gids/0"),
             "0000:0000:0000:0000:0000:ffff:7f00:0001\n"
@@ -290,18 +294,18 @@ mod tests {
             read("ports/1/gids/31"),
             "0000:0000:0000:0000:0000:0000:0000:0000\n"
         );
-        assert!(!at.join("ports/1/gid_attrs/types/31").exists());
+        assert!(!lo_dir.join("ports/1/gid_attrs/types/31").exists());
         assert_eq!(read("ports/1/gid_attrs/types/0"), "IB/RoCE v1\n");
-        assert!(!at.join("ports/1/hw_counters").exists());
+        assert!(!lo_dir.join("ports/1/hw_counters").exists());
         assert_eq!(read("node_guid").len(), 20);
         assert_eq!(
             read("ports/1/gid_attrs/ndevs/0"),
             format!("{}\n", lo.interface)
         );
-        let net = fs::read_link(at.join("device/net").join(&lo.interface)).unwrap();
+        let net = fs::read_link(lo_dir.join("device/net").join(&lo.interface)).unwrap();
         assert_eq!(net, Path::new("../../../../net").join(&lo.interface));
         fs::remove_dir_all(&dir).unwrap();
-        fill(&dir, std::slice::from_ref(&lo), Face::Roce).unwrap();
+        fill_infiniband(&dir, std::slice::from_ref(&lo), Face::Roce).unwrap();
         assert_eq!(read("node_type"), "1: CA\n");
         assert_eq!(read("ports/1/gids/0"), read("ports/1/gids/1"));
         assert_eq!(read("ports/1/gid_attrs/types/0"), "IB/RoCE v1\n");
@@ -310,7 +314,7 @@ mod tests {
         assert_eq!(read("ports/1/hw_counters/lifespan"), "10\n");
         // A traffic counter that stays zero would be wrong.
         for name in ["sent_pkts", "rx_write_requests", "out_of_buffer"] {
-            assert!(!at.join("ports/1/hw_counters").join(name).exists());
+            assert!(!lo_dir.join("ports/1/hw_counters").join(name).exists());
         }
         fs::remove_dir_all(&dir).unwrap();
     }

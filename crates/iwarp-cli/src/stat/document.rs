@@ -22,7 +22,7 @@ pub(crate) struct Document {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Process {
-    /// The process number as the process reports it. The kernel's number takes precedence.
+    /// The process ID as the process reports it. The ID from the kernel takes precedence.
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) command: String,
@@ -53,9 +53,12 @@ pub(crate) struct QueuePair {
     pub(crate) pd: u32,
     pub(crate) sends_outstanding: u64,
     pub(crate) receives_posted: Option<u64>,
+    /// How long a Send has been waiting for a receive; `None` if none is waiting.
     pub(crate) held_ns: Option<u64>,
+    /// Time in which Sends waited for a receive.
     pub(crate) held_total_ns: u64,
     pub(crate) counters: Counters,
+    /// Why the connection ended.
     pub(crate) end: Option<String>,
     pub(crate) connection: Option<Connection>,
 }
@@ -80,10 +83,10 @@ pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProcessStats {
-    /// The process number from the kernel, or the process's own if it is not visible from this
-    /// pid namespace.
+    /// The process ID from the kernel. If the process is not visible from this PID namespace, the
+    /// ID that it reports itself.
     pub(crate) pid: u32,
-    /// The user from the kernel.
+    /// The user ID from the kernel.
     pub(crate) uid: u32,
     /// The document as received, for `--json`.
     pub(crate) raw: serde_json::Value,
@@ -99,7 +102,7 @@ impl ProcessStats {
         let raw: serde_json::Value =
             serde_json::from_slice(text).map_err(|e| format!("its answer is not JSON: {e}"))?;
         let mut document: Document = Document::deserialize(&raw)
-            .map_err(|e| format!("its answer is not understood: {e}"))?;
+            .map_err(|e| format!("its answer has an unknown form: {e}"))?;
         if document.format != FORMAT {
             return Err(format!(
                 "its library uses format {} of the statistics, but this command supports \
@@ -108,8 +111,8 @@ impl ProcessStats {
             ));
         }
         document.queue_pairs.sort_by(|a, b| {
-            let place = |qp: &QueuePair| (qp.connection.is_none(), qp.device.clone(), qp.number);
-            place(a).cmp(&place(b))
+            let key = |qp: &QueuePair| (qp.connection.is_none(), qp.device.clone(), qp.number);
+            key(a).cmp(&key(b))
         });
         let pid = pid.unwrap_or(document.process.pid);
         Ok(Self {
@@ -132,7 +135,7 @@ mod tests {
         let error = ProcessStats::read(None, 0, b"{").unwrap_err();
         assert!(error.contains("not JSON"), "{error}");
         let error = ProcessStats::read(None, 0, br#"{"format":1,"devices":7}"#).unwrap_err();
-        assert!(error.contains("not understood"), "{error}");
+        assert!(error.contains("unknown form"), "{error}");
         let stats = ProcessStats::read(
             None,
             5,
@@ -140,7 +143,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!((stats.pid, stats.uid), (9, 5));
-        // The kernel's number takes precedence.
+        // The ID from the kernel takes precedence.
         let stats = ProcessStats::read(Some(7), 5, br#"{"format":1,"process":{"pid":9}}"#).unwrap();
         assert_eq!(stats.pid, 7);
     }

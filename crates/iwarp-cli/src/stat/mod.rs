@@ -12,17 +12,17 @@ use clap::Args;
 pub(crate) use document::{ProcessStats, QueuePair};
 use iwarp::stat::{Answer, Question};
 use iwarp_cli_common::error::{Context as _, Error, Result};
-use rates::Since;
+use rates::Previous;
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often a known process whose answer broke off is asked again, and the delay. A process that
-/// is ending soon stops answering; one that is alive answers soon.
-const AGAIN: usize = 40;
-const AGAIN_PAUSE: Duration = Duration::from_millis(50);
+/// How often, and after which delay, a process is queried again if it answered before and its
+/// answer breaks off now. If it is ending, its socket closes soon; if not, it answers soon.
+const RETRIES: usize = 40;
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Arguments of `iwarp stat`.
 #[derive(Debug, Args)]
@@ -44,14 +44,13 @@ EXAMPLES:
   iwarp stat --watch=0.2 --json  a line of JSON five times a second
   iwarp stat --openmetrics       for Prometheus, for example in a file for its textfile collector
 
-A process can be asked as soon as it listens, connects, or creates a queue pair that is connected
-by number. Only the same user and root can ask it, and only on the same machine. To ask a process
-in a container, run this command inside the container, or share a directory with the container:
-set IWARP_STAT=DIRECTORY for the process, and use --directory DIRECTORY here.
-A process with IWARP_STAT=off cannot be asked.")]
+A process can be queried as soon as it listens, connects, or creates a queue pair that is connected
+by number. Only the same user and root can query it, and only on the same machine. To query a
+process in a container, run this command inside the container, or share a directory with the
+container: set IWARP_STAT=DIRECTORY for the process, and use --directory DIRECTORY here.
+A process with IWARP_STAT=off cannot be queried.")]
 pub(crate) struct StatArgs {
-    /// Process number [default: all processes]
-    /// Process number [default: all processes]
+    /// Process ID [default: all processes]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// Print JSON
@@ -64,7 +63,7 @@ pub(crate) struct StatArgs {
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
         default_missing_value = "1", value_parser = interval)]
     watch: Option<Duration>,
-    /// Ask the processes that have IWARP_STAT=DIRECTORY
+    /// Query the processes that have IWARP_STAT=DIRECTORY
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 }
@@ -76,40 +75,40 @@ fn interval(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Asks the processes and prints their answers.
+/// Queries the processes and prints their answers.
 pub(crate) fn run(args: &StatArgs) -> Result<()> {
     let question = question(args, std::env::var_os("IWARP_STAT"));
-    let mut before = Since::default();
-    let mut seen = false;
-    let mut again = 0;
+    let mut previous = Previous::default();
+    let mut answered_before = false;
+    let mut retries = 0;
     loop {
-        let answers = question.ask().context("cannot ask")?;
-        let (stats, silent) = sorted(answers);
+        let answers = question.ask().context("cannot query the processes")?;
+        let (stats, silent) = separated(answers);
         if let Some(pid) = args.pid.filter(|_| stats.is_empty()) {
-            if seen && again < AGAIN && silent.iter().any(|s| !s.overdue) {
-                again += 1;
-                std::thread::sleep(AGAIN_PAUSE);
+            if answered_before && retries < RETRIES && silent.iter().any(|s| !s.timed_out) {
+                retries += 1;
+                std::thread::sleep(RETRY_DELAY);
                 continue;
             }
-            return ended(pid, &silent, seen);
+            return no_answer(pid, &silent, answered_before);
         }
-        (seen, again) = (true, 0);
+        (answered_before, retries) = (true, 0);
         for s in &silent {
             eprintln!("iwarp: {}", s.sentence());
         }
-        let text = show(args, &stats, &silent, &before)?;
+        let text = show(args, &stats, &silent, &previous)?;
         if !print(args, &text) {
             return Ok(());
         }
         let Some(pause) = args.watch else {
             return Ok(());
         };
-        before = Since::remember(&stats);
+        previous = Previous::new(&stats);
         std::thread::sleep(pause);
     }
 }
 
-/// Returns the question: which processes to ask, and where.
+/// Returns the query: which processes, and in which directory their sockets are.
 fn question(args: &StatArgs, set: Option<OsString>) -> Question {
     let mut question = Question::default();
     question.pid = args.pid;
@@ -117,27 +116,25 @@ fn question(args: &StatArgs, set: Option<OsString>) -> Question {
     question
 }
 
-/// Returns the directory that the user names. If `IWARP_STAT` is set for the programs of a shell,
-/// it applies to this command, too.
+/// Returns the directory of the sockets, from the option or from `IWARP_STAT`.
 fn directory(named: Option<&PathBuf>, set: Option<OsString>) -> Option<PathBuf> {
     let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
     named.cloned().or(set)
 }
 
-/// Asks all processes that this user may ask, and omits those that do not answer.
+/// Queries all processes that this user may query, and omits those that do not answer.
 pub(crate) fn all_processes() -> std::io::Result<Vec<ProcessStats>> {
     let mut question = Question::default();
     question.directory = directory(None, std::env::var_os("IWARP_STAT"));
-    Ok(sorted(question.ask()?).0)
+    Ok(separated(question.ask()?).0)
 }
 
 /// A process that has not answered, and the reason.
 struct Silent {
     pid: Option<u32>,
     uid: u32,
-    /// The process accepted the question and did not answer in time. Otherwise the answer broke off
-    /// or is invalid.
-    overdue: bool,
+    /// `true` if the process did not answer in time; `false` if its answer broke off or is invalid.
+    timed_out: bool,
     why: String,
 }
 
@@ -147,16 +144,16 @@ impl Silent {
             Some(pid) => format!("process {pid}"),
             None => "a process of another container".to_owned(),
         };
-        format!("{who} of user {} did not answer: {}", self.uid, self.why)
+        format!("no statistics of {who}, user {}: {}", self.uid, self.why)
     }
 }
 
-/// Separates the answers, sorted by user and process number, from the failures.
-fn sorted(answers: Vec<Answer>) -> (Vec<ProcessStats>, Vec<Silent>) {
+/// Separates the answers, sorted by user and process ID, from the failures.
+fn separated(answers: Vec<Answer>) -> (Vec<ProcessStats>, Vec<Silent>) {
     let (mut stats, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
-        let overdue = matches!(&answer.document, Err(e) if e.kind() == ErrorKind::TimedOut);
-        let document = answer.document.map_err(|e| match overdue {
+        let timed_out = matches!(&answer.document, Err(e) if e.kind() == ErrorKind::TimedOut);
+        let document = answer.document.map_err(|e| match timed_out {
             true => "it is stopped, or busy with other queries".to_owned(),
             false => e.to_string(),
         });
@@ -166,9 +163,9 @@ fn sorted(answers: Vec<Answer>) -> (Vec<ProcessStats>, Vec<Silent>) {
             Err(why) => silent.push(Silent {
                 pid: answer.pid,
                 uid: answer.uid,
-                overdue,
+                timed_out,
                 // The reason may contain text from the process.
-                why: table::harmless(&why, 200),
+                why: table::escaped(&why, 200),
             }),
         }
     }
@@ -176,22 +173,22 @@ fn sorted(answers: Vec<Answer>) -> (Vec<ProcessStats>, Vec<Silent>) {
     (stats, silent)
 }
 
-/// Decides what to report if process `pid` did not answer. If it answered before (`seen`) and its
-/// socket is closed now, it has ended, which is no error. Its number may still exist: as a zombie,
-/// or because it runs another program now.
-fn ended(pid: u32, silent: &[Silent], seen: bool) -> Result<()> {
+/// Returns the outcome if process `pid` did not answer. If it answered before and its socket is
+/// closed now, it has ended, which is no error. Its process ID may still exist: the process may be
+/// a zombie, or may have executed another program.
+fn no_answer(pid: u32, silent: &[Silent], answered_before: bool) -> Result<()> {
     if let Some(silent) = silent.first() {
         return Err(Error::failed(silent.sentence()));
     }
-    if seen {
+    if answered_before {
         return Ok(());
     }
     if !Path::new("/proc").join(pid.to_string()).exists() {
         return Err(Error::failed(format!("there is no process {pid}")));
     }
     Err(Error::failed(format!(
-        "process {pid} cannot be asked: it does not use iwarp (or not yet), has IWARP_STAT=off, \
-         belongs to another user, or has a /tmp of its own (a container: run `iwarp stat` inside)"
+        "process {pid} cannot be queried: it does not use iwarp (yet), has IWARP_STAT=off, belongs \
+         to another user, or has a private /tmp (if it is in a container, run `iwarp stat` there)"
     )))
 }
 
@@ -199,7 +196,7 @@ fn show(
     args: &StatArgs,
     stats: &[ProcessStats],
     silent: &[Silent],
-    before: &Since,
+    previous: &Previous,
 ) -> Result<String> {
     if args.openmetrics {
         return Ok(openmetrics::text(stats));
@@ -216,7 +213,7 @@ fn show(
     if stats.is_empty() {
         return Ok("no process that uses iwarp\n".to_owned());
     }
-    Ok(table::table(stats, before))
+    Ok(table::table(stats, previous))
 }
 
 fn as_json(stats: &[ProcessStats], silent: &[Silent]) -> Value {
@@ -280,10 +277,9 @@ mod tests {
             ),
         ] {
             let wrap = Wrap::parse_from([&["stat"], options].concat());
-            let asked = question(&wrap.args, set.map(Into::into));
-            let seen = (asked.directory, asked.pid);
+            let question = question(&wrap.args, set.map(Into::into));
             assert_eq!(
-                seen,
+                (question.directory, question.pid),
                 (directory.map(Into::into), pid),
                 "{options:?} {set:?}"
             );

@@ -130,11 +130,11 @@ impl Writer<'_> {
 
     fn sample(&mut self, name: &str, kind: Kind, labels: &Labels<'_>, value: impl Display) {
         let _ = write!(self.out, "{name}{}", kind.suffix());
-        for (at, (label, value)) in labels.iter().enumerate() {
-            let before = if at == 0 { '{' } else { ',' };
+        for (i, (label, value)) in labels.iter().enumerate() {
+            let separator = if i == 0 { '{' } else { ',' };
             let _ = write!(
                 self.out,
-                "{before}{label}=\"{}\"",
+                "{separator}{label}=\"{}\"",
                 escaped(&value.to_string())
             );
         }
@@ -151,7 +151,12 @@ impl Writer<'_> {
     ) {
         self.family(name, Kind::Gauge, unit, help);
         for (copy, stats) in copies(self.stats) {
-            self.sample(name, Kind::Gauge, &of_process(stats, &copy), value(stats));
+            self.sample(
+                name,
+                Kind::Gauge,
+                &process_labels(stats, &copy),
+                value(stats),
+            );
         }
     }
 
@@ -164,7 +169,7 @@ impl Writer<'_> {
         self.family(name, kind, unit, help);
         for (copy, stats) in copies(self.stats) {
             for device in &stats.document.devices {
-                let mut labels = of_process(stats, &copy);
+                let mut labels = process_labels(stats, &copy);
                 labels.push(("device", &device.name));
                 self.sample(name, kind, &labels, value(device));
             }
@@ -181,7 +186,7 @@ impl Writer<'_> {
         for (copy, stats) in copies(self.stats) {
             for qp in &stats.document.queue_pairs {
                 let Some(value) = value(qp) else { continue };
-                let mut labels = of_process(stats, &copy);
+                let mut labels = process_labels(stats, &copy);
                 labels.push(("device", &qp.device));
                 labels.push(("qp", &qp.number));
                 self.sample(name, kind, &labels, value);
@@ -199,16 +204,16 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the processes. A repeated process number gets a distinguishing label: a program may load
-/// the library twice, and samples must be unique.
+/// Returns the processes. If a program has loaded the library twice, its process ID occurs twice.
+/// The second occurrence gets a number for the label `copy`, because samples must be unique.
 fn copies(stats: &[ProcessStats]) -> impl Iterator<Item = (Option<usize>, &ProcessStats)> {
-    stats.iter().enumerate().map(|(at, one)| {
-        let before = stats.iter().take(at).filter(|t| t.pid == one.pid).count();
-        ((before > 0).then_some(before), one)
+    stats.iter().enumerate().map(|(i, one)| {
+        let copy = stats.iter().take(i).filter(|t| t.pid == one.pid).count();
+        ((copy > 0).then_some(copy), one)
     })
 }
 
-fn of_process<'a>(stats: &'a ProcessStats, copy: &'a Option<usize>) -> Labels<'a> {
+fn process_labels<'a>(stats: &'a ProcessStats, copy: &'a Option<usize>) -> Labels<'a> {
     let mut labels: Labels<'a> = vec![("pid", &stats.pid)];
     if let Some(copy) = copy {
         labels.push(("copy", copy));
@@ -259,7 +264,7 @@ fn infos(w: &mut Writer<'_>) {
     w.family(name, Kind::Info, "", "Processes that use the library.");
     for (copy, stats) in copies(w.stats) {
         let p = &stats.document.process;
-        let mut labels = of_process(stats, &copy);
+        let mut labels = process_labels(stats, &copy);
         labels.push(("uid", &stats.uid));
         labels.push(("command", &p.command));
         labels.push(("version", &p.version));
@@ -269,7 +274,7 @@ fn infos(w: &mut Writer<'_>) {
     w.family(name, Kind::Info, "", "Queue pairs, their states and peers.");
     for (copy, stats) in copies(w.stats) {
         for qp in &stats.document.queue_pairs {
-            let mut labels = of_process(stats, &copy);
+            let mut labels = process_labels(stats, &copy);
             labels.push(("device", &qp.device));
             labels.push(("qp", &qp.number));
             labels.push(("state", &qp.state));
@@ -358,7 +363,7 @@ fn queue_pairs(w: &mut Writer<'_>) {
             "iwarp_queue_pair_held_seconds",
             Gauge,
             "seconds",
-            "How long a Send has been waiting for a receive; 0: none waits.",
+            "How long a Send has been waiting for a receive; 0 if none is waiting.",
         ),
         |qp| Some(seconds(qp.held_ns.unwrap_or(0))),
     );

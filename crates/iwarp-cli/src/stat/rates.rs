@@ -10,13 +10,13 @@ pub(super) struct Rates {
     pub(super) received_octets: f64,
 }
 
-/// Identifies a queue pair: process number, device and queue pair number. Both numbers may be
-/// reused; then the counters or the age of the process are lower than before.
+/// Identifies a queue pair: process ID, device and queue pair number. If the ID or the number is
+/// reused, the age of the process or the counters are lower than before.
 type Key = (u32, String, u32);
 
 /// Figures of the previous answers.
 #[derive(Debug, Default)]
-pub(super) struct Since {
+pub(super) struct Previous {
     /// For each queue pair: age of its process, bytes sent, bytes received. `None` before the first
     /// answers.
     known: Option<HashMap<Key, (u64, u64, u64)>>,
@@ -34,9 +34,9 @@ fn figures(stats: &ProcessStats, qp: &QueuePair) -> (u64, u64, u64) {
     )
 }
 
-impl Since {
-    /// Keeps the figures of these answers for the next call of [`of`](Self::of).
-    pub(super) fn remember(stats: &[ProcessStats]) -> Self {
+impl Previous {
+    /// Keeps the figures of these answers for [`rates`](Self::rates).
+    pub(super) fn new(stats: &[ProcessStats]) -> Self {
         let all = stats.iter().flat_map(|one| {
             let qps = one.document.queue_pairs.iter();
             qps.map(move |qp| (key(one, qp), figures(one, qp)))
@@ -53,11 +53,11 @@ impl Since {
 
     /// Returns the rates of a queue pair, or `None` without previous answers. The rates of a new
     /// queue pair are 0.
-    pub(super) fn of(&self, stats: &ProcessStats, qp: &QueuePair) -> Option<Rates> {
+    pub(super) fn rates(&self, stats: &ProcessStats, qp: &QueuePair) -> Option<Rates> {
         let known = self.known.as_ref()?;
         let now = figures(stats, qp);
         let (then, sent, received) = known.get(&key(stats, qp)).copied().unwrap_or(now);
-        // If the age decreased, the number belongs to another process now.
+        // If the age decreased, the process ID belongs to another process now.
         let seconds = now.0.checked_sub(then).map_or(0.0, |ns| ns as f64 / 1e9);
         let per_second = |now: u64, then: u64| match now.checked_sub(then) {
             Some(more) if seconds > 0.0 => more as f64 / seconds,
@@ -93,8 +93,8 @@ mod tests {
         }
     }
 
-    fn sent(before: &Since, now: &ProcessStats) -> Option<f64> {
-        let rates = before.of(now, &now.document.queue_pairs[0])?;
+    fn sent(before: &Previous, now: &ProcessStats) -> Option<f64> {
+        let rates = before.rates(now, &now.document.queue_pairs[0])?;
         assert_eq!(rates.received_octets, 7.0 * rates.sent_octets);
         Some(rates.sent_octets)
     }
@@ -102,14 +102,14 @@ mod tests {
     #[test]
     fn rates_use_process_time() {
         let first = stats(1_000_000_000, 500);
-        assert_eq!(sent(&Since::default(), &first), None);
-        let before = Since::remember(&[first]);
+        assert_eq!(sent(&Previous::default(), &first), None);
+        let before = Previous::new(&[first]);
         assert_eq!(sent(&before, &stats(1_500_000_000, 1500)), Some(2000.0));
-        // Another process with that number, another queue pair with that number, and the same
-        // answer twice.
+        // Another process with that ID, another queue pair with that number, and the same answer
+        // twice.
         assert_eq!(sent(&before, &stats(500_000_000, 1500)), Some(0.0));
         assert_eq!(sent(&before, &stats(2_000_000_000, 100)), Some(0.0));
         assert_eq!(sent(&before, &stats(1_000_000_000, 500)), Some(0.0));
-        assert_eq!(sent(&Since::remember(&[]), &stats(1, 7)), Some(0.0));
+        assert_eq!(sent(&Previous::new(&[]), &stats(1, 7)), Some(0.0));
     }
 }

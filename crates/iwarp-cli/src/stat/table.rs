@@ -2,7 +2,7 @@
 //! than usual.
 
 use super::document::{Counters, Device, Document, ProcessStats, QueuePair, counter};
-use super::rates::{Rates, Since};
+use super::rates::{Previous, Rates};
 use iwarp_cli_common::text::visible;
 use iwarp_cli_common::units::{digits3, rate};
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ const COLUMNS: usize = 100;
 
 /// Escapes text of another program for the terminal. If the result is longer than `max` characters,
 /// it is truncated with an ellipsis.
-pub(super) fn harmless(text: &str, max: usize) -> String {
+pub(super) fn escaped(text: &str, max: usize) -> String {
     let mut out = String::new();
     let mut len = 0;
     for c in text.chars() {
@@ -44,7 +44,7 @@ fn duration(ns: u64) -> String {
     }
 }
 
-pub(super) fn table(stats: &[ProcessStats], before: &Since) -> String {
+pub(super) fn table(stats: &[ProcessStats], previous: &Previous) -> String {
     let mut out = String::new();
     for (at, one) in stats.iter().enumerate() {
         if at > 0 {
@@ -52,8 +52,8 @@ pub(super) fn table(stats: &[ProcessStats], before: &Since) -> String {
         }
         process(&mut out, one);
         devices(&mut out, &one.document.devices);
-        queue_pairs(&mut out, one, before);
-        troubles(&mut out, &one.document);
+        queue_pairs(&mut out, one, previous);
+        problems(&mut out, &one.document);
     }
     out
 }
@@ -65,10 +65,10 @@ fn process(out: &mut String, stats: &ProcessStats) {
         stats.pid,
         stats.uid,
         duration(p.age_ns),
-        harmless(&p.version, 20),
+        escaped(&p.version, 20),
     );
-    let rest = COLUMNS.saturating_sub(head.chars().count() + 1);
-    let _ = writeln!(out, "{head}{}", harmless(&p.command, rest));
+    let width = COLUMNS.saturating_sub(head.chars().count() + 1);
+    let _ = writeln!(out, "{head}{}", escaped(&p.command, width));
     if stats.document.devices.is_empty() {
         out.push_str("  no device is open\n");
     }
@@ -80,8 +80,8 @@ fn devices(out: &mut String, all: &[Device]) {
         let _ = writeln!(
             out,
             "  {} ({}): {}, {}, {} with {}\n    sent {}, received {} since the process began",
-            harmless(&d.name, 64),
-            harmless(&d.address, 64),
+            escaped(&d.name, 64),
+            escaped(&d.address, 64),
             plural(d.queue_pairs, "queue pair"),
             plural(d.completion_queues, "completion queue"),
             plural(d.registrations, "region"),
@@ -105,16 +105,16 @@ const HEADS: [(&str, bool); 9] = [
     ("RTT", true),
 ];
 
-fn queue_pairs(out: &mut String, stats: &ProcessStats, before: &Since) {
+fn queue_pairs(out: &mut String, stats: &ProcessStats, previous: &Previous) {
     let all = &stats.document.queue_pairs;
     if all.is_empty() {
         return;
     }
     let mut rows = vec![HEADS.map(|(head, _)| head.to_owned())];
     for qp in all {
-        rows.push(cells(qp, before.of(stats, qp)));
+        rows.push(cells(qp, previous.rates(stats, qp)));
     }
-    if before.is_some() {
+    if previous.is_some() {
         rows[0][3] = "SENDING".to_owned();
         rows[0][4] = "RECEIVING".to_owned();
     }
@@ -140,17 +140,17 @@ fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
     let link = qp.connection.as_ref();
     let none = || "–".to_owned();
     let number = |n: Option<u64>| n.map_or_else(none, |n| n.to_string());
-    let flow = |total: &str, rate_of: fn(Rates) -> f64| match rates {
+    let rate_or_total = |total: &str, rate_of: fn(Rates) -> f64| match rates {
         Some(r) => rate(rate_of(r)),
         None => octets(counter(&qp.counters, total)),
     };
     let mark = if qp.kind == "numbered" { "#" } else { "" };
     [
         format!("{mark}{}", qp.number),
-        harmless(&qp.state, 8),
-        link.map_or_else(none, |l| harmless(&l.peer, 64)),
-        flow("tx_bytes", |r| r.sent_octets),
-        flow("rx_bytes", |r| r.received_octets),
+        escaped(&qp.state, 8),
+        link.map_or_else(none, |l| escaped(&l.peer, 64)),
+        rate_or_total("tx_bytes", |r| r.sent_octets),
+        rate_or_total("rx_bytes", |r| r.received_octets),
         qp.sends_outstanding.to_string(),
         qp.receives_posted
             .map_or_else(|| "srq".to_owned(), |n| n.to_string()),
@@ -161,15 +161,14 @@ fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
 }
 
 /// Writes a line for each queue pair or device that had errors.
-fn troubles(out: &mut String, document: &Document) {
-    let mut line = |name: &str, counters: &Counters, rest: Vec<String>| {
-        let mut parts = rest;
+fn problems(out: &mut String, document: &Document) {
+    let mut write = |name: &str, counters: &Counters, mut parts: Vec<String>| {
         for (counter_name, what) in [
             ("crc_errors", "CRC errors"),
             ("marker_errors", "marker errors"),
             ("terminates_sent", "Terminates sent"),
             ("terminates_received", "Terminates received"),
-            ("receiver_not_ready", "Sends that met no receive"),
+            ("receiver_not_ready", "Sends without a posted receive"),
         ] {
             match counter(counters, counter_name) {
                 0 => {}
@@ -181,32 +180,35 @@ fn troubles(out: &mut String, document: &Document) {
         }
     };
     for qp in &document.queue_pairs {
-        let mut rest = Vec::new();
+        let mut parts = Vec::new();
         if let Some(end) = &qp.end {
-            rest.push(format!("ended: {}", harmless(end, 72)));
+            parts.push(format!("ended: {}", escaped(end, 72)));
         }
         if let Some(ns) = qp.held_ns {
-            rest.push(format!(
+            parts.push(format!(
                 "a Send has been waiting for a receive for {}",
                 duration(ns)
             ));
         }
         if qp.held_total_ns > 0 {
-            rest.push(format!("held for {} in all", duration(qp.held_total_ns)));
+            parts.push(format!(
+                "Sends have waited for receives for {} in total",
+                duration(qp.held_total_ns)
+            ));
         }
-        line(&format!("QP {}", qp.number), &qp.counters, rest);
+        write(&format!("QP {}", qp.number), &qp.counters, parts);
     }
-    // Destroyed queue pairs are included in the device's counters only.
+    // The counters of destroyed queue pairs are included in the device's counters only.
     for d in &document.devices {
         let of_device = d.counters.iter().map(|(name, n)| {
-            let living = document.queue_pairs.iter().filter(|qp| qp.device == d.name);
-            let living: u64 = living.map(|qp| counter(&qp.counters, name)).sum();
-            (name.clone(), n.saturating_sub(living))
+            let existing = document.queue_pairs.iter().filter(|qp| qp.device == d.name);
+            let existing: u64 = existing.map(|qp| counter(&qp.counters, name)).sum();
+            (name.clone(), n.saturating_sub(existing))
         });
-        let gone: Counters = of_device.collect();
-        line(
-            &format!("queue pairs of {} that are gone", harmless(&d.name, 64)),
-            &gone,
+        let destroyed: Counters = of_device.collect();
+        write(
+            &format!("destroyed queue pairs of {}", escaped(&d.name, 64)),
+            &destroyed,
             Vec::new(),
         );
     }
@@ -242,7 +244,7 @@ mod tests {
 
     #[test]
     fn table_is_narrow_and_complete() {
-        let text = table(&[stats()], &Since::default());
+        let text = table(&[stats()], &Previous::default());
         for line in text.lines() {
             assert!(line.chars().count() <= COLUMNS, "{line}");
         }
@@ -255,11 +257,11 @@ mod tests {
             "123 ms",
             "#2",
             "QP 16777215: a Send has been waiting for a receive for 1.50 ms",
-            "QP 16777215: held for 2.50 ms in all",
+            "QP 16777215: Sends have waited for receives for 2.50 ms in total",
             "QP 16777215: CRC errors: 2",
             "QP 16777215: Terminates sent: 1",
             "QP 2: ended: connection lost",
-            "queue pairs of iwarp0 that are gone: CRC errors: 3",
+            "destroyed queue pairs of iwarp0: CRC errors: 3",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
@@ -267,16 +269,16 @@ mod tests {
 
     #[test]
     fn untrusted_text_is_escaped() {
-        let text = table(&[stats()], &Since::default());
+        let text = table(&[stats()], &Previous::default());
         assert!(
             text.chars().all(|c| c == '\n' || !c.is_control()),
             "{text:?}"
         );
         assert!(!text.contains('\u{202e}'));
-        assert_eq!(harmless("abc", 2), "ab…");
+        assert_eq!(escaped("abc", 2), "ab…");
     }
 
-    /// Errors of destroyed queue pairs are the device's count minus that of its queue pairs.
+    /// Errors of destroyed queue pairs: the device's count minus the counts of its existing ones.
     #[test]
     fn errors_of_destroyed_qps_belong_to_their_device() {
         let device = |n: u32, errors: u64| {
@@ -290,13 +292,13 @@ mod tests {
         let text = json!({"format": 1, "devices": [device(0, 20), device(1, 9), device(2, 4)],
             "queue_pairs": [qp(0, 1, 2), qp(1, 1, 3), qp(0, 2, 5), qp(1, 2, 6)]});
         let stats = ProcessStats::read(Some(1), 0, text.to_string().as_bytes()).unwrap();
-        let text = table(&[stats], &Since::default());
-        let gone: Vec<_> = text.lines().filter(|l| l.contains("are gone")).collect();
+        let text = table(&[stats], &Previous::default());
+        let destroyed: Vec<_> = text.lines().filter(|l| l.contains("destroyed")).collect();
         assert_eq!(
-            gone,
+            destroyed,
             [
-                "  queue pairs of iwarp0 that are gone: CRC errors: 13",
-                "  queue pairs of iwarp2 that are gone: CRC errors: 4"
+                "  destroyed queue pairs of iwarp0: CRC errors: 13",
+                "  destroyed queue pairs of iwarp2: CRC errors: 4"
             ]
         );
     }

@@ -61,8 +61,9 @@ fn namespaces() -> Command {
     command
 }
 
-/// Runs the named test inside the namespaces. Returns `true` in the process that is inside.
-fn inside(name: &str) -> bool {
+/// Returns `true` in the process that is inside the namespaces. Outside, runs the named test in a
+/// process inside the namespaces, or skips it, and returns `false`.
+fn is_inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
@@ -121,7 +122,7 @@ impl Recording {
     }
 
     fn finish(mut self) {
-        // The last packets take a moment from the kernel to dumpcap.
+        // The last packets need a moment to get from the kernel to dumpcap.
         std::thread::sleep(std::time::Duration::from_millis(300));
         let id = i32::try_from(self.0.0.id()).ok().and_then(Pid::from_raw);
         kill_process(id.expect("an id"), Signal::INT).expect("dumpcap runs");
@@ -131,7 +132,7 @@ impl Recording {
 
 /// Runs `iwarp perf` over the link with these environment variables at both ends, and captures the
 /// packets in `file`.
-fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
+fn capture_traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut server = Command::new("ip");
     server.args(["netns", "exec", "far"]);
     let serve = iwarp(&["perf", "serve", "--bind", &format!("{FAR}:0")]);
@@ -147,7 +148,7 @@ fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut lines = BufReader::new(server.0.stdout.take().expect("piped"));
     let mut line = String::new();
     lines.read_line(&mut line).expect("a line");
-    // Its first line contains `HOST:port`.
+    // The server's first line contains `HOST:port`.
     let port = line
         .split_whitespace()
         .find_map(|word| word.rsplit_once(':')?.1.parse::<u16>().ok());
@@ -173,11 +174,11 @@ fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
 #[derive(Clone)]
 struct Segment {
     /// Sequence number of the first octet.
-    at: u32,
+    sequence: u32,
     data: Vec<u8>,
-    /// The ends of the receiver's window in the last acknowledgements before the segment, the
-    /// latest last. At one end, an acknowledgement may be captured before the sender at the other
-    /// end sees it, so the sender may have used an earlier one.
+    /// The ends of the receiver's window in the last acknowledgements before the segment, in the
+    /// order of capture. The sender may not have received the latest acknowledgements yet when it
+    /// sent the segment.
     window_ends: Vec<u32>,
 }
 
@@ -235,7 +236,7 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
         }
         if tcp.len() > header {
             flows.entry(flow).or_default().push(Segment {
-                at: u32_at(tcp, 4),
+                sequence: u32_at(tcp, 4),
                 data: tcp[header..].to_vec(),
                 window_ends: ends.get(&flow).cloned().unwrap_or_default(),
             });
@@ -266,11 +267,11 @@ struct Found {
     /// Segments with several FPDUs.
     shared: usize,
     /// Segments that TCP had to cut at the end of the receiver's window.
-    windows: usize,
-    /// Segments after such a cut, until one ends with an FPDU again.
-    behind: usize,
-    /// Segments that begin or end inside an FPDU without a window limit.
-    wrong: usize,
+    window_cuts: usize,
+    /// Segments after such a cut, until a segment ends with an FPDU again.
+    after_cuts: usize,
+    /// Segments that begin or end inside an FPDU for no such reason.
+    misaligned: usize,
 }
 
 /// Examines all iWARP connections of a capture.
@@ -283,34 +284,34 @@ fn examine(file: &Path) -> Found {
             continue;
         }
         found.connections += 1;
-        let private = usize::from(u16::from_be_bytes([start.data[18], start.data[19]]));
+        let private_len = usize::from(u16::from_be_bytes([start.data[18], start.data[19]]));
         assert_eq!(
             start.data.len(),
-            20 + private,
+            20 + private_len,
             "{flow:?}: the MPA frame is alone in one segment"
         );
         let bounds = boundaries(&list);
-        let mut out_of_step = false;
+        let mut after_cut = false;
         for segment in &list[1..] {
-            let from = segment.at.wrapping_sub(start.at);
+            let from = segment.sequence.wrapping_sub(start.sequence);
             let to = from + segment.data.len() as u32;
             found.segments += 1;
             found.full += usize::from(segment.data.len() == 1448);
             found.shared += usize::from(bounds.range(from + 1..to).next().is_some());
             let (begins, ends) = (bounds.contains(&from), bounds.contains(&to));
-            let end = segment.at.wrapping_add(segment.data.len() as u32);
+            let end = segment.sequence.wrapping_add(segment.data.len() as u32);
             let at_window = segment.window_ends.contains(&end);
             match (begins, ends) {
-                (true, true) => out_of_step = false,
+                (true, true) => after_cut = false,
                 (true, false) if at_window => {
-                    found.windows += 1;
-                    out_of_step = true;
+                    found.window_cuts += 1;
+                    after_cut = true;
                 }
-                _ if out_of_step => {
-                    found.behind += 1;
-                    out_of_step = !ends;
+                _ if after_cut => {
+                    found.after_cuts += 1;
+                    after_cut = !ends;
                 }
-                _ => found.wrong += 1,
+                _ => found.misaligned += 1,
             }
         }
     }
@@ -319,13 +320,13 @@ fn examine(file: &Path) -> Found {
 
 /// Returns the stream offsets at which FPDUs begin.
 fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
-    let first = list[0].at;
+    let first = list[0].sequence;
     let mut stream = Vec::new();
     // A segment that was lost before the capture appears later, when TCP retransmits it.
     let mut sorted: Vec<&Segment> = list.iter().collect();
-    sorted.sort_by_key(|segment| segment.at.wrapping_sub(first));
+    sorted.sort_by_key(|segment| segment.sequence.wrapping_sub(first));
     for segment in sorted {
-        let at = segment.at.wrapping_sub(first) as usize;
+        let at = segment.sequence.wrapping_sub(first) as usize;
         assert!(at <= stream.len(), "the recording has lost packets");
         // Skip retransmitted octets: they are identical.
         if at + segment.data.len() > stream.len() {
@@ -340,7 +341,7 @@ fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
         at += iwarp_proto::mpa::framing::fpdu_len(ulpdu);
         bounds.insert(at as u32);
     }
-    assert_eq!(at, stream.len(), "the last FPDU is whole");
+    assert_eq!(at, stream.len(), "the last FPDU is complete");
     bounds
 }
 
@@ -358,12 +359,12 @@ const EVERYTHING: &[&str] = &[
 
 #[test]
 fn every_segment_begins_with_an_fpdu() {
-    if !inside("every_segment_begins_with_an_fpdu") {
+    if !is_inside("every_segment_begins_with_an_fpdu") {
         return;
     }
     let scratch = Scratch::new();
     let file = scratch.path("aligned.pcap");
-    traffic(&file, EVERYTHING, &[]);
+    capture_traffic(&file, EVERYTHING, &[]);
     let found = examine(&file);
     println!("{NEAR} and {FAR}: {found:?}");
     assert!(found.connections >= 4 && found.full > 10_000, "{found:?}");
@@ -371,23 +372,23 @@ fn every_segment_begins_with_an_fpdu() {
         found.shared > 100,
         "small messages share segments: {found:?}"
     );
-    assert_eq!(found.wrong, 0, "{found:?}");
+    assert_eq!(found.misaligned, 0, "{found:?}");
     // TCP may cut a segment at the end of the window, but rarely.
     assert!(
-        found.windows + found.behind < found.segments / 20,
+        found.window_cuts + found.after_cuts < found.segments / 20,
         "{found:?}"
     );
 }
 
 #[test]
 fn without_alignment_segments_begin_inside_fpdus() {
-    if !inside("without_alignment_segments_begin_inside_fpdus") {
+    if !is_inside("without_alignment_segments_begin_inside_fpdus") {
         return;
     }
     let scratch = Scratch::new();
     let file = scratch.path("free.pcap");
-    traffic(&file, EVERYTHING, &[("IWARP_ALIGN", "off")]);
+    capture_traffic(&file, EVERYTHING, &[("IWARP_ALIGN", "off")]);
     let found = examine(&file);
-    // Without alignment the examination finds faults, so it can find them in the other test.
-    assert!(found.wrong > 100, "{found:?}");
+    // Shows that `examine` detects misaligned segments.
+    assert!(found.misaligned > 100, "{found:?}");
 }

@@ -1,5 +1,5 @@
-//! A bundle is an `iwarp` command that carries its libraries. These tests check where it unpacks
-//! them for a program: beside itself, in the temporary folder, or in memory.
+//! A bundle is an `iwarp` command that contains its libraries. These tests check where it unpacks
+//! them: beside itself, in the temporary folder, or in memory.
 //!
 //! Small libraries that the tests compile replace the real ones, so that the program can print
 //! which ones it got. Read-only and `noexec` file systems are mounted in namespaces.
@@ -19,9 +19,9 @@ const LOADS: &str = "#include <dlfcn.h>
         puts(library ? ((const char *(*)(void))dlsym(library, \"one\"))() : dlerror());
         return 0;
     }";
-const FIRST: &str = "const char *one(void) { return \"first of the bundle\"; }
+const BUNDLED: &str = "const char *one(void) { return \"first of the bundle\"; }
     const char *two(void) { return \"second of the bundle\"; }";
-const OTHERS: &str = "const char *one(void) { return \"not of the bundle\"; }
+const SYSTEM: &str = "const char *one(void) { return \"not of the bundle\"; }
     const char *two(void) { return \"not of the bundle\"; }";
 
 /// Creates a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a
@@ -39,8 +39,8 @@ fn prepared() -> Scratch {
         );
     };
     let [ibverbs, rdmacm] = ["libibverbs.so.1", "librdmacm.so.1"];
-    shared(&system.join(ibverbs), OTHERS, ibverbs, &[]);
-    shared(&system.join(rdmacm), OTHERS, rdmacm, &[]);
+    shared(&system.join(ibverbs), SYSTEM, ibverbs, &[]);
+    shared(&system.join(rdmacm), SYSTEM, rdmacm, &[]);
     compile(
         &system.join("program"),
         PROGRAM,
@@ -53,7 +53,7 @@ fn prepared() -> Scratch {
     );
     compile(&system.join("loads"), LOADS, &["-ldl"]);
     let first = scratch.path("first.so");
-    shared(&first, FIRST, ibverbs, &[]);
+    shared(&first, BUNDLED, ibverbs, &[]);
     let second = scratch.path("second.so");
     let needed = ["-Wl,--no-as-needed", str(&first)];
     shared(&second, "", rdmacm, &needed);
@@ -99,7 +99,7 @@ const READ_ONLY_PROGRAM: &str = "mount --bind bin bin; mount -o remount,bind,ro 
 const NOEXEC_TMP: &str = "mount -t tmpfs -o noexec,mode=0777 tmpfs tmp\n";
 
 /// Runs the script and checks that stdout is `wanted` and stderr is empty.
-fn says(script: &str, wanted: &str) {
+fn check_output(script: &str, wanted: &str) {
     let scratch = prepared();
     let Some(out) = in_namespace(&scratch, script) else {
         return;
@@ -114,20 +114,21 @@ fn says(script: &str, wanted: &str) {
 #[test]
 fn folder_beside_the_program_comes_first() {
     let script = "iwarp run -- system/program; ls bin; ls tmp";
-    says(script, &format!("{BOTH}iwarp\niwarp-lib\n"));
+    check_output(script, &format!("{BOTH}iwarp\niwarp-lib\n"));
 }
 
 #[test]
 fn read_only_program_uses_temporary_folder() {
     let script = format!("{READ_ONLY_PROGRAM}iwarp run -- system/program; ls tmp | wc -l");
-    says(&script, &format!("{BOTH}1\n"));
+    check_output(&script, &format!("{BOTH}1\n"));
 }
 
-/// The loader cannot map libraries from a `noexec` file system. It would take the system's or fail.
+/// The loader cannot map libraries from a `noexec` file system. It would load the system's
+/// libraries instead, or fail.
 #[test]
 fn noexec_folder_is_not_used() {
     let script = format!("{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- system/program");
-    says(&script, BOTH);
+    check_output(&script, BOTH);
 }
 
 /// As in a container with a read-only file system.
@@ -136,10 +137,10 @@ fn libraries_stay_in_memory_without_folder() {
     let script = format!(
         "{READ_ONLY_PROGRAM}{NOEXEC_TMP}mount -o remount,ro tmp\niwarp run -- system/program"
     );
-    says(&script, BOTH);
+    check_output(&script, BOTH);
 }
 
-/// The audit library is in memory, too, and knows the library's file there.
+/// The audit library, which is in memory as well, redirects all names to the file in memory.
 #[test]
 fn libraries_in_memory_have_all_names() {
     let script = format!(
@@ -148,7 +149,7 @@ fn libraries_in_memory_have_all_names() {
             iwarp run -- system/loads $name; iwarp run -- env -u LD_PRELOAD system/loads $name
         done"
     );
-    says(&script, &"first of the bundle\n".repeat(6));
+    check_output(&script, &"first of the bundle\n".repeat(6));
 }
 
 /// Python and MPI launchers close all inherited descriptors, including those of the libraries in
@@ -161,7 +162,7 @@ fn children_find_libraries_in_memory() {
         "{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- bash -c \
          '({close}; ls -l /proc/self/fd | grep -c memfd; system/program); true'"
     );
-    says(&script, &format!("0\n{BOTH}"));
+    check_output(&script, &format!("0\n{BOTH}"));
 }
 
 /// `env` cannot use memory, which would be freed before a shell uses the output of `env`.
@@ -177,12 +178,12 @@ fn env_needs_a_folder() {
     for part in [
         "iwarp-lib: Read-only",
         ": mounted noexec;",
-        "memory: only for `iwarp run`",
+        "memory: only `iwarp run`",
         "set TMPDIR to",
     ] {
         assert!(error.contains(part), "{part} in {error}");
     }
-    // It works with the folder that the message asks for.
+    // The command succeeds with a folder as the message asks for.
     let script = format!("{script} || TMPDIR=$D/system bin/iwarp env");
     let out = in_namespace(&scratch, &script).unwrap();
     assert!(text(&out.stdout).contains("/system/iwarp-0/"), "{out:?}");

@@ -32,15 +32,15 @@ fn all_sizes_are_copied_both_ways() {
             let data = noise(size);
             let source = t.path("source");
             fs::write(&source, &data).unwrap();
-            let there = format!("{host}:deep/f");
-            let up = ["cp", "-p", &port, "--crc", crc, str(&source), &there];
+            let remote = format!("{host}:deep/f");
+            let up = ["cp", "-p", &port, "--crc", crc, str(&source), &remote];
             let out = succeed(&up);
             let sums: String = Sha256::digest(&data)
                 .iter()
                 .map(|b| format!("{b:02x}"))
                 .collect();
             assert!(out.starts_with(&format!("{size} octets in ")), "{out}");
-            assert!(!out.contains("were there already"), "{out}");
+            assert!(!out.contains("already had"), "{out}");
             assert!(
                 out.contains(&format!("SHA-256 {sums}, equal at both ends")),
                 "{out}"
@@ -48,11 +48,11 @@ fn all_sizes_are_copied_both_ways() {
             assert!(fs::read(dir.join("deep/f")).unwrap() == data);
             let back = t.path("back");
             let _ = fs::remove_file(&back);
-            let out = succeed(&["cp", "-p", &port, "--crc", crc, "-q", &there, str(&back)]);
+            let out = succeed(&["cp", "-p", &port, "--crc", crc, "-q", &remote, str(&back)]);
             assert_eq!(out, "");
             assert!(fs::read(back).unwrap() == data);
         }
-        // A folder gets the file under its own name.
+        // A download into a folder keeps the file's name.
         let into = t.sub("into");
         succeed(&[
             "cp",
@@ -97,7 +97,7 @@ fn interrupted_copy_continues() {
         !dir.join("big").exists(),
         "the copy ended before the client was killed"
     );
-    // The server unlocks the partial file when it detects that the client has gone.
+    // The server unlocks the partial file when it detects that the client was killed.
     let out = loop {
         let out = finish(start(&args), &args);
         if out.status.success() {
@@ -110,16 +110,16 @@ fn interrupted_copy_continues() {
         );
         std::thread::sleep(Duration::from_millis(20));
     };
-    let number = |before: &str| -> u64 {
-        let text = out.split(before).next().unwrap();
-        text.rsplit([' ', ',']).next().unwrap().parse().unwrap()
+    let number_after = |text: &str| -> u64 {
+        let rest = &out[out.find(text).expect(text) + text.len()..];
+        rest.split(' ').next().unwrap().parse().unwrap()
     };
-    let (moved, resumed) = (number(" octets in "), number(" octets were there already"));
+    let (moved, resumed) = (number_after(""), number_after("already had "));
     assert_eq!(moved + resumed, len, "{out}");
     assert!(resumed >= 4 << 20, "{out}");
-    let there = fs::read(dir.join("big")).unwrap();
-    assert_eq!(there.len() as u64, len);
-    assert!(there[..1 << 20] == data && there[1 << 20..].iter().all(|b| *b == 0));
+    let copied = fs::read(dir.join("big")).unwrap();
+    assert_eq!(copied.len() as u64, len);
+    assert!(copied[..1 << 20] == data && copied[1 << 20..].iter().all(|b| *b == 0));
 }
 
 #[test]

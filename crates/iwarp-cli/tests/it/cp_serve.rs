@@ -1,4 +1,5 @@
-//! What `iwarp cp serve` permits: who may connect, what clients may write, and refused options.
+//! The permissions of `iwarp cp serve`: who may connect, which files clients may write, and which
+//! options are refused.
 
 use crate::common::{
     Running, Scratch, fail, finish, iwarp, noise, run, serve, serve_as, start, str, succeed, text,
@@ -13,7 +14,7 @@ fn server(dir: &Path, args: &[&str]) -> (Running, String) {
     let (server, at) = serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], args].concat());
     assert!(
         at.ip().is_loopback(),
-        "the server listens beyond this host: {at}"
+        "other hosts can reach the server: {at}"
     );
     (server, at.port().to_string())
 }
@@ -22,23 +23,23 @@ fn server(dir: &Path, args: &[&str]) -> (Running, String) {
 fn defaults_serve_this_host_read_only() {
     let t = Scratch::new();
     let dir = t.sub("served");
-    fs::write(dir.join("there"), "old").unwrap();
+    fs::write(dir.join("existing"), "old").unwrap();
     let (_server, port) = server(&dir, &[]);
     let source = t.path("source");
     fs::write(&source, "new").unwrap();
-    for name in ["there", "elsewhere"] {
+    for name in ["existing", "new"] {
         let to = format!("127.0.0.1:{name}");
         let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
         assert!(err.contains("--writable"), "{err}");
     }
-    assert_eq!(fs::read(dir.join("there")).unwrap(), b"old");
+    assert_eq!(fs::read(dir.join("existing")).unwrap(), b"old");
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
     succeed(&[
         "cp",
         "-p",
         &port,
         "-q",
-        "127.0.0.1:there",
+        "127.0.0.1:existing",
         str(&t.path("back")),
     ]);
     assert_eq!(fs::read(t.path("back")).unwrap(), b"old");
@@ -48,27 +49,27 @@ fn defaults_serve_this_host_read_only() {
 fn writable_does_not_replace_files() {
     let t = Scratch::new();
     let dir = t.sub("served");
-    fs::write(dir.join("there"), "old").unwrap();
+    fs::write(dir.join("existing"), "old").unwrap();
     let source = t.path("source");
     fs::write(&source, "new").unwrap();
-    let up = |port: &str, name: &str| {
+    let upload = |port: &str, name: &str| {
         let to = format!("127.0.0.1:{name}");
         run(&["cp", "-p", port, "-q", str(&source), &to])
     };
     let (_one, port) = server(&dir, &["--writable"]);
-    assert!(up(&port, "fresh").status.success());
-    let out = up(&port, "there");
+    assert!(upload(&port, "new").status.success());
+    let out = upload(&port, "existing");
     assert_eq!(out.status.code(), Some(1));
     assert!(
         text(&out.stderr).contains("exists already"),
         "{}",
         text(&out.stderr)
     );
-    assert_eq!(fs::read(dir.join("there")).unwrap(), b"old");
-    assert_eq!(fs::read(dir.join("fresh")).unwrap(), b"new");
+    assert_eq!(fs::read(dir.join("existing")).unwrap(), b"old");
+    assert_eq!(fs::read(dir.join("new")).unwrap(), b"new");
     let (_two, port) = server(&dir, &["--overwrite"]);
-    assert!(up(&port, "there").status.success());
-    assert_eq!(fs::read(dir.join("there")).unwrap(), b"new");
+    assert!(upload(&port, "existing").status.success());
+    assert_eq!(fs::read(dir.join("existing")).unwrap(), b"new");
 }
 
 /// The sender requests its file's permissions; the receiver's umask applies, as for any program.
@@ -97,7 +98,7 @@ fn receivers_umask_applies() {
     }
 }
 
-/// A name that belongs to anything but a regular file cannot be written, whatever is permitted.
+/// Directories and links cannot be replaced, even with `--overwrite`.
 #[test]
 fn directories_and_links_are_not_replaced() {
     let t = Scratch::new();
@@ -111,22 +112,22 @@ fn directories_and_links_are_not_replaced() {
     for name in ["directory", "link"] {
         let to = format!("127.0.0.1:{name}");
         let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
-        assert!(err.contains("no regular file"), "{err}");
+        assert!(err.contains("not a regular file"), "{err}");
     }
     // The client checks its own file before it connects, and does not block on a FIFO.
     let fifo = t.path("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.unwrap().success());
     let err = fail(&["cp", "-p", "1", str(&fifo), "127.0.0.1:x"], 1);
-    assert!(err.contains("no regular file"), "{err}");
+    assert!(err.contains("not a regular file"), "{err}");
     let err = fail(&["cp", "-p", "1", "127.0.0.1:x", str(&dir.join("link"))], 1);
-    assert!(err.contains("no regular file"), "{err}");
+    assert!(err.contains("not a regular file"), "{err}");
     assert_eq!(fs::read(t.path("outside")).unwrap(), b"outside");
     assert!(dir.join("link").is_symlink() && dir.join("directory").is_dir());
     assert_eq!(
         fs::read_dir(&dir).unwrap().count(),
         2,
-        "nothing is left behind"
+        "no partial files remain"
     );
 }
 
@@ -134,9 +135,9 @@ fn directories_and_links_are_not_replaced() {
 fn other_hosts_need_a_secret_or_anonymous() {
     let t = Scratch::new();
     let dir = t.sub("served");
-    for everywhere in ["0.0.0.0", "::"] {
+    for wildcard in ["0.0.0.0", "::"] {
         let err = fail(
-            &["cp", "serve", str(&dir), "-p", "0", "--bind", everywhere],
+            &["cp", "serve", str(&dir), "-p", "0", "--bind", wildcard],
             2,
         );
         assert!(
@@ -145,7 +146,7 @@ fn other_hosts_need_a_secret_or_anonymous() {
         );
     }
     fs::write(dir.join("f"), "x").unwrap();
-    for (more, everybody) in [
+    for (more, warning) in [
         (&[][..], "can read the files"),
         (&["--writable"], "can read and write the files"),
     ] {
@@ -158,10 +159,7 @@ fn other_hosts_need_a_secret_or_anonymous() {
         let stderr = server.0.stderr.take().unwrap();
         drop(server);
         let said = std::io::read_to_string(stderr).unwrap();
-        assert!(
-            said.contains("warning") && said.contains(everybody),
-            "{said}"
-        );
+        assert!(said.contains("warning") && said.contains(warning), "{said}");
     }
 }
 
@@ -226,7 +224,7 @@ fn both_ends_need_the_same_secret() {
 }
 
 /// Starts a server. Returns its output after the first line, and its port.
-fn talkative(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) {
+fn server_with_output(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) {
     let mut server = start(args);
     let mut out = std::io::BufReader::new(server.0.stdout.take().unwrap());
     let mut line = String::new();
@@ -246,16 +244,17 @@ fn control_characters_in_names_are_escaped() {
     let get = |port: &str| {
         succeed(&["cp", "-p", port, &format!("127.0.0.1:{name}"), str(&back)]);
     };
-    let (mut quiet, mut out, port) = talkative(&["cp", "serve", str(&dir), "-p", "0", "-q"]);
+    let (mut quiet, mut out, port) =
+        server_with_output(&["cp", "serve", str(&dir), "-p", "0", "-q"]);
     get(&port);
     quiet.0.kill().unwrap();
     assert_eq!(std::io::read_to_string(&mut out).unwrap(), "");
-    let (_server, mut out, port) = talkative(&["cp", "serve", str(&dir), "-p", "0"]);
+    let (_server, mut out, port) = server_with_output(&["cp", "serve", str(&dir), "-p", "0"]);
     get(&port);
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
     assert!(line.ends_with(" 'gpj.\\u{202e}exe' 1 octets\n"), "{line}");
-    // Both in messages of the peer and in our own messages about local files.
+    // The client escapes names in messages of the peer and in its own messages.
     for (from, to) in [
         (format!("127.0.0.1:{name}.no"), str(&back).to_owned()),
         (
@@ -295,14 +294,14 @@ fn interrupted_copy_says_how_to_continue() {
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
     assert!(said.contains("repeat the command to continue"), "{said}");
-    // After a lost connection this holds, too, except that --no-resume does not continue. The
-    // server unlocks the partial file a moment after the first client has gone.
+    // After a lost connection, the message is the same, except that it advises against --no-resume
+    // if that was given. The server unlocks the partial file a moment after the first client ended.
     let args = [&["cp", "--no-resume"], &args[1..]].concat();
     let have = fs::metadata(&part).unwrap().len();
     let end = std::time::Instant::now() + Duration::from_secs(60);
     let client = loop {
         let mut client = start(&args);
-        let gone = loop {
+        let failed = loop {
             if fs::metadata(&part).unwrap().len() > have + (1 << 20) {
                 break false;
             }
@@ -311,7 +310,7 @@ fn interrupted_copy_says_how_to_continue() {
             }
             std::thread::sleep(Duration::from_millis(1));
         };
-        if !gone {
+        if !failed {
             break client;
         }
         assert!(

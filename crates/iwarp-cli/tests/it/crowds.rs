@@ -1,12 +1,14 @@
-//! Servers with idle, silent and greedy clients: other clients are served, and memory is bounded.
+//! Servers with many idle, silent and greedy clients still serve other clients, and bound their
+//! memory.
 //!
-//! To run this on a larger scale and print figures:
+//! To run larger crowds and print figures:
 //! `cargo test --release -p iwarp-cli --test it crowds:: -- --ignored --nocapture`
 
 use crate::common::crowd::{Connect, Crowd, has_ended};
-use crate::common::raw::{Heard, Raw, resident};
+use crate::common::raw::{Raw, Received, resident_bytes};
 use crate::common::{
-    LIMIT, Nobody, Running, Scratch, fail, iwarp, noise, run, serve, serve_as, str, succeed, text,
+    ClosedPort, LIMIT, Running, Scratch, fail, iwarp, noise, run, serve, serve_as, str, succeed,
+    text,
 };
 use std::any::Any;
 use std::fs;
@@ -21,10 +23,11 @@ fn cp_server(dir: &Path, more: &[&str]) -> (Running, SocketAddr) {
     serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], more].concat())
 }
 
-/// The message of `cp` that an end is still working.
+/// The message `Working` of `cp`.
 const WORKING: [u8; 2] = [12, 0];
 
-/// Shorter than the silence that servers tolerate, which therefore does not end a connection.
+/// Shorter than the silence that servers tolerate, so within this time no connection ends for that
+/// reason.
 const SOON: Duration = Duration::from_secs(12);
 
 /// At most the limit of clients is served at a time. Refused clients get the reason.
@@ -41,10 +44,10 @@ fn clients_are_limited() {
             &["ping", "serve", "-a", "127.0.0.1"],
         ] {
             let (_server, at) = serve(&[kind, &["-p", "0"], more].concat());
-            let came: Vec<_> = (0..8).map(|_| Raw::connect(at)).collect();
+            let attempts: Vec<_> = (0..8).map(|_| Raw::connect(at)).collect();
             let mut alive = Vec::new();
-            for one in came {
-                match one {
+            for attempt in attempts {
+                match attempt {
                     Ok(raw) => alive.push(raw),
                     Err(e) => assert!(e.to_string().starts_with("busy: "), "{e}"),
                 }
@@ -60,9 +63,9 @@ fn clients_are_limited() {
     }
 }
 
-/// Silent clients hold all places: one of them is evicted for a client that works.
+/// If silent clients hold all places, one of them is evicted for a client with a request.
 #[test]
-fn idle_clients_give_way() {
+fn idle_clients_are_evicted() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(100_000)).unwrap();
@@ -72,7 +75,7 @@ fn idle_clients_give_way() {
     succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
     let end = Instant::now() + SOON;
     while !idle.iter_mut().any(|raw| has_ended(&mut raw.stream)) {
-        assert!(Instant::now() < end, "nobody was evicted");
+        assert!(Instant::now() < end, "no client was evicted");
     }
     let (_server, at) = serve(&[
         "ping",
@@ -89,12 +92,14 @@ fn idle_clients_give_way() {
     succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3"]);
 }
 
-/// A server, how its clients connect without a request, and a well-behaved client.
-struct Kind {
+/// One of the three servers, and its clients.
+struct ServerKind {
     name: &'static str,
     serve: Vec<String>,
+    /// Connects a client that makes no request.
     connect: Connect,
-    good: fn(SocketAddr, &Scratch) -> Output,
+    /// Runs a well-behaved client.
+    client: fn(SocketAddr, &Scratch) -> Output,
 }
 
 fn rdma(at: SocketAddr) -> std::io::Result<TcpStream> {
@@ -107,31 +112,31 @@ fn tcp(at: SocketAddr) -> std::io::Result<TcpStream> {
 }
 
 /// Returns the three servers. `cp` offers a file `f`.
-fn kinds(t: &Scratch) -> [Kind; 3] {
+fn kinds(t: &Scratch) -> [ServerKind; 3] {
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(1 << 20)).unwrap();
     let words = |args: &[&str]| args.iter().map(|a| (*a).to_owned()).collect();
     [
-        Kind {
+        ServerKind {
             name: "cp",
             serve: words(&["cp", "serve", str(&dir), "-p", "0", "-q"]),
             connect: rdma,
-            good: |at, t| {
+            client: |at, t| {
                 let port = at.port().to_string();
                 run(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))])
             },
         },
-        Kind {
+        ServerKind {
             name: "ping",
             serve: words(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]),
             connect: rdma,
-            good: |at, _| run(&["ping", "127.0.0.1", "-p", &at.port().to_string(), "-C", "3"]),
+            client: |at, _| run(&["ping", "127.0.0.1", "-p", &at.port().to_string(), "-C", "3"]),
         },
-        Kind {
+        ServerKind {
             name: "perf",
             serve: words(&["perf", "serve", "--bind", "127.0.0.1:0"]),
             connect: tcp,
-            good: |at, _| {
+            client: |at, _| {
                 let (at, point) = (at.to_string(), ["--op", "tcp", "--size", "4"]);
                 let few = ["--iters", "10", "--rounds", "1", "--poll", "event"];
                 run(&[&["perf", "connect", &at][..], &point, &few].concat())
@@ -140,16 +145,16 @@ fn kinds(t: &Scratch) -> [Kind; 3] {
     ]
 }
 
-impl Kind {
+impl ServerKind {
     fn start(&self) -> (Running, SocketAddr) {
         let args: Vec<_> = self.serve.iter().map(String::as_str).collect();
         serve(&args)
     }
 
     /// Runs a well-behaved client and returns the time it took.
-    fn good(&self, at: SocketAddr, t: &Scratch) -> Result<Duration, String> {
+    fn run_client(&self, at: SocketAddr, t: &Scratch) -> Result<Duration, String> {
         let begin = Instant::now();
-        let out = (self.good)(at, t);
+        let out = (self.client)(at, t);
         match out.status.success() {
             true => Ok(begin.elapsed()),
             false => Err(format!("{}: {}", self.name, text(&out.stderr))),
@@ -161,21 +166,21 @@ impl Kind {
 #[test]
 fn allow_option_wins_over_environment() {
     let t = Scratch::new();
-    let (others, us) = (Some("192.0.2.0/24"), Some("127.0.0.0/8,::1"));
+    let (others, local) = (Some("192.0.2.0/24"), Some("127.0.0.0/8,::1"));
     for kind in kinds(&t) {
         for (option, variable, served) in [
             (others, None, false),
-            (us, others, true),
-            (others, us, false),
+            (local, others, true),
+            (others, local, false),
             (None, others, false),
-            (None, us, true),
+            (None, local, true),
         ] {
             let mut args: Vec<_> = kind.serve.iter().map(String::as_str).collect();
             args.extend(option.iter().flat_map(|list| ["--allow", *list]));
             let mut command = iwarp(&args);
             command.envs(variable.map(|list| ("IWARP_ALLOW", list)));
             let (_server, at) = serve_as(command);
-            let outcome = kind.good(at, &t);
+            let outcome = kind.run_client(at, &t);
             let row = (kind.name, option, variable);
             assert_eq!(outcome.is_ok(), served, "{row:?}: {outcome:?}");
         }
@@ -190,17 +195,17 @@ fn returning_idle_clients_do_not_block_others() {
     let t = Scratch::new();
     for kind in kinds(&t) {
         let (_server, at) = kind.start();
-        let crowd = Crowd::gather(at, 64, Duration::from_millis(10), kind.connect);
-        while crowd.tried() < 100 {
+        let crowd = Crowd::start(at, 64, Duration::from_millis(10), kind.connect);
+        while crowd.attempts() < 100 {
             std::thread::sleep(Duration::from_millis(5));
         }
         for _ in 0..3 {
-            kind.good(at, &t).unwrap();
+            kind.run_client(at, &t).unwrap();
         }
     }
 }
 
-/// A client that has sent hello and other messages, but no request, is evicted for one with a
+/// A client that has sent hello and other messages, but no request, is evicted for a client with a
 /// request.
 #[test]
 fn data_without_request_keep_no_place() {
@@ -209,11 +214,11 @@ fn data_without_request_keep_no_place() {
     fs::write(dir.join("f"), noise(100_000)).unwrap();
     let (_server, at) = cp_server(&dir, &["--max-clients", "1"]);
     let mut busy = Raw::connect(at).unwrap();
-    busy.greet().unwrap();
+    busy.exchange_hellos().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // "I am still working", as long as the connection lasts.
+            // Send `Working` as long as the connection lasts.
             while !stop.load(Ordering::Relaxed) && busy.send(&WORKING).is_ok() {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -236,32 +241,32 @@ fn hello_alone_gives_no_turn() {
         stream.write_all(b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n")?;
         Ok(stream)
     };
-    let crowd = Crowd::gather(at, 40, Duration::from_millis(10), hello);
-    while crowd.tried() < 60 {
+    let crowd = Crowd::start(at, 40, Duration::from_millis(10), hello);
+    while crowd.attempts() < 60 {
         std::thread::sleep(Duration::from_millis(5));
     }
     for _ in 0..3 {
-        kind.good(at, &t).unwrap();
+        kind.run_client(at, &t).unwrap();
     }
 }
 
-/// Slots of 16 MiB are permitted, but the server decides how much it sends at once.
+/// A client may grant slots of 16 MiB, but the server still writes at most 512 KiB at once.
 #[test]
-fn large_slots_get_ordinary_chunks() {
+fn large_slots_do_not_enlarge_writes() {
     let t = Scratch::new();
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(3 << 20)).unwrap();
     let (_server, at) = cp_server(&dir, &[]);
     let mut raw = Raw::connect(at).unwrap();
-    raw.greet().unwrap();
-    raw.get("f", 16 << 20, 256).unwrap();
+    raw.exchange_hellos().unwrap();
+    raw.request_file("f", 16 << 20, 256).unwrap();
     let start = raw.message().unwrap();
     assert_eq!(start[..2], [5, 0]);
     let (mut data, mut announced) = (0, 0);
     while announced < 3 << 20 {
-        match raw.hear().unwrap() {
-            Heard::Data(n) => data += n,
-            Heard::Message(m) => {
+        match raw.receive().unwrap() {
+            Received::Data(n) => data += n,
+            Received::Message(m) => {
                 assert_eq!(m[..2], [6, 0], "{m:?}");
                 let len = u32::from_be_bytes(m[12..16].try_into().unwrap());
                 assert!((1..=512 << 10).contains(&len), "{len} octets at once");
@@ -272,7 +277,8 @@ fn large_slots_get_ordinary_chunks() {
     assert_eq!(data, 3 << 20);
 }
 
-/// Memory is shared: a client is refused with the reason if it is used up; others continue.
+/// All clients share the server's memory. If it is used up, new clients are refused with that
+/// reason, and other clients continue.
 #[test]
 fn memory_for_all_clients_is_bounded() {
     let t = Scratch::new();
@@ -282,16 +288,16 @@ fn memory_for_all_clients_is_bounded() {
     fs::write(&source, noise(2 << 20)).unwrap();
     let (_server, at) = cp_server(&dir, &["--writable", "--memory", "2M"]);
     let port = at.port().to_string();
-    // With little memory there are fewer slots, and the copy succeeds.
+    // With little memory the server grants fewer slots, and the copy succeeds.
     succeed(&["cp", "-p", &port, "-q", str(&source), "127.0.0.1:up"]);
     let mut first = Raw::connect(at).unwrap();
-    first.greet().unwrap();
-    // Its data cannot be placed, so it keeps its memory.
-    first.get("f", 64 << 10, 1).unwrap();
+    first.exchange_hellos().unwrap();
+    // The data cannot be placed, so this copy does not end and keeps its memory.
+    first.request_file("f", 64 << 10, 1).unwrap();
     assert_eq!(first.message().unwrap()[..2], [5, 0]);
     let mut others = Vec::new();
     let refused = loop {
-        // Each needs memory for messages.
+        // Each client needs memory for messages.
         match Raw::connect(at) {
             Ok(raw) => others.push(raw),
             Err(e) => break e.to_string(),
@@ -343,22 +349,22 @@ fn server_survives_lack_of_memory() {
     let Some((mut server, at)) = start_limited(command) else {
         return;
     };
-    let mut rude = Vec::new();
+    let mut greedy = Vec::new();
     for _ in 0..40 {
         let Ok(mut raw) = Raw::connect(at) else {
             continue;
         };
-        if raw.greet().is_ok() && raw.get("f", 16 << 20, 256).is_ok() {
-            rude.push(raw);
+        if raw.exchange_hellos().is_ok() && raw.request_file("f", 16 << 20, 256).is_ok() {
+            greedy.push(raw);
         }
     }
-    assert!(!rude.is_empty());
+    assert!(!greedy.is_empty());
     std::thread::sleep(Duration::from_millis(500));
     assert!(
         server.0.try_wait().unwrap().is_none(),
         "the server has ended"
     );
-    drop(rude);
+    drop(greedy);
     let port = at.port().to_string();
     let end = Instant::now() + LIMIT;
     loop {
@@ -370,7 +376,8 @@ fn server_survives_lack_of_memory() {
     }
 }
 
-/// More silent connections than descriptors: the next client with a request is served.
+/// If there are more silent connections than file descriptors, a client with a request is still
+/// served.
 #[test]
 fn silent_connections_leave_descriptors() {
     let t = Scratch::new();
@@ -388,13 +395,13 @@ fn silent_connections_leave_descriptors() {
     drop(silent);
 }
 
-/// A client without descriptors reports that, and not a missing server.
+/// A client that runs out of file descriptors reports that, and not a missing server.
 #[test]
 fn client_reports_lack_of_descriptors() {
-    let nobody = Nobody::new();
-    let port = nobody.port().to_string();
-    // The client's own descriptors. It needs fewer of them before it connects.
-    let mut seen = false;
+    let closed = ClosedPort::new();
+    let port = closed.port().to_string();
+    // Raise the limit until the client has enough descriptors to connect.
+    let mut reported = false;
     for limit in 4..16 {
         let mut c = Command::new("prlimit");
         c.arg(format!("--nofile={limit}:{limit}"));
@@ -406,16 +413,16 @@ fn client_reports_lack_of_descriptors() {
         };
         let err = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(!out.status.success() && !err.contains("panicked"), "{err}");
-        seen |= err.contains("ulimit -n");
+        reported |= err.contains("ulimit -n");
         if err.contains("nobody listens") {
-            assert!(seen, "{limit}: {err}");
+            assert!(reported, "{limit}: {err}");
             return;
         }
     }
-    panic!("it never connected");
+    panic!("the client never tried to connect");
 }
 
-/// The server, too: with few enough descriptors it can accept a connection and nothing else.
+/// The test lowers the limit until the server can accept a connection and do nothing else.
 #[test]
 fn server_reports_lack_of_descriptors() {
     let t = Scratch::new();
@@ -437,45 +444,46 @@ fn server_reports_lack_of_descriptors() {
         }
         assert!(err.contains("the peer says"), "{limit}: {err}");
     }
-    panic!("it always has enough");
+    panic!("the server always had enough descriptors");
 }
 
 /// Returns the resident memory in MiB.
 fn mib(pid: u32) -> f64 {
-    resident(pid) as f64 / 1048576.0
+    resident_bytes(pid) as f64 / 1048576.0
 }
 
-/// Prints a server's figures beside a crowd: times of a well-behaved client, and memory before, at
-/// most and after.
-fn figures(
-    kind: &Kind,
+/// Prints the times of a well-behaved client beside a crowd, and the server's memory: before, peak
+/// and after.
+fn print_figures(
+    kind: &ServerKind,
     t: &Scratch,
     what: &str,
-    gather: &mut dyn FnMut(SocketAddr) -> Box<dyn Any>,
+    start_crowd: &mut dyn FnMut(SocketAddr) -> Box<dyn Any>,
 ) {
     let (server, at) = kind.start();
     let pid = server.0.id();
-    let alone = kind.good(at, t).unwrap();
+    let alone = kind.run_client(at, t).unwrap();
     let before = mib(pid);
-    let crowd = gather(at);
+    let crowd = start_crowd(at);
     let mut peak = mib(pid);
     let mut times = Vec::new();
     let mut failures = Vec::new();
     for _ in 0..20 {
-        match kind.good(at, t) {
+        match kind.run_client(at, t) {
             Ok(took) => times.push(took.as_secs_f64() * 1e3),
             Err(why) => failures.push(why),
         }
         peak = peak.max(mib(pid));
     }
-    let tried = crowd.downcast_ref::<Crowd>().map_or(0, Crowd::tried);
+    let attempts = crowd.downcast_ref::<Crowd>().map_or(0, Crowd::attempts);
     drop(crowd);
     std::thread::sleep(Duration::from_secs(3));
     times.sort_by(f64::total_cmp);
     println!(
         "{} serve, {what}: alone {:.0} ms; beside them {} of 20 succeed, \
          in {:.0} to {:.0} ms, median {:.0} ms; \
-         the crowd connected {tried} times; memory {before:.1}, {peak:.1}, {:.1} MiB {failures:?}",
+         the crowd connected {attempts} times; \
+         memory {before:.1}, {peak:.1}, {:.1} MiB {failures:?}",
         kind.name,
         alone.as_secs_f64() * 1e3,
         times.len(),
@@ -486,34 +494,29 @@ fn figures(
     );
 }
 
-/// Crowds of the client's own address: 200 idle clients, new ones and some that reconnect when they
-/// are evicted or refused; 16 that do not read a large file; 40 silent connections. Prints figures
-/// of a well-behaved client beside each.
+/// Prints figures of a well-behaved client beside crowds of its own address: 200 idle clients that
+/// connect once, 200 that reconnect when they are evicted or refused, 40 silent connections, and 16
+/// clients that request a large file and do not read it.
 #[test]
 #[ignore = "prints figures; run it alone, in a release build"]
 fn hostile_crowds() {
     let t = Scratch::new();
     for kind in &kinds(&t) {
-        figures(kind, &t, "nobody", &mut |_| Box::new(()));
-        figures(
-            kind,
-            &t,
-            "200 idle clients that have just come",
-            &mut |at| {
-                let idle = (0..200).filter_map(|_| (kind.connect)(at).ok());
-                Box::new(idle.collect::<Vec<_>>())
-            },
-        );
-        for (what, pause) in [("each 10 ms", 10), ("at once", 0)] {
-            let what = format!("200 idle clients that come again {what}");
-            figures(kind, &t, &what, &mut |at| {
+        print_figures(kind, &t, "no crowd", &mut |_| Box::new(()));
+        print_figures(kind, &t, "200 idle clients that connect once", &mut |at| {
+            let idle = (0..200).filter_map(|_| (kind.connect)(at).ok());
+            Box::new(idle.collect::<Vec<_>>())
+        });
+        for (what, pause) in [("every 10 ms", 10), ("immediately", 0)] {
+            let what = format!("200 idle clients that reconnect {what}");
+            print_figures(kind, &t, &what, &mut |at| {
                 let pause = Duration::from_millis(pause);
-                let crowd = Crowd::gather(at, 200, pause, kind.connect);
+                let crowd = Crowd::start(at, 200, pause, kind.connect);
                 std::thread::sleep(Duration::from_millis(500));
                 Box::new(crowd)
             });
         }
-        figures(kind, &t, "40 silent connections", &mut |at| {
+        print_figures(kind, &t, "40 silent connections", &mut |at| {
             let silent = (0..40).map(|_| TcpStream::connect(at).unwrap());
             Box::new(silent.collect::<Vec<_>>())
         });
@@ -521,20 +524,20 @@ fn hostile_crowds() {
     let [cp, ..] = kinds(&t);
     let big = fs::File::create(t.path("served").join("big")).unwrap();
     big.set_len(300 << 20).unwrap();
-    figures(
+    print_figures(
         &cp,
         &t,
         "16 readers of 300 MiB that read nothing",
         &mut |at| {
-            let rude = (0..16).map(|_| {
+            let greedy = (0..16).map(|_| {
                 let mut raw = Raw::connect(at).unwrap();
-                raw.greet().unwrap();
-                raw.get("big", 16 << 20, 256).unwrap();
+                raw.exchange_hellos().unwrap();
+                raw.request_file("big", 16 << 20, 256).unwrap();
                 raw
             });
-            let rude: Vec<_> = rude.collect();
+            let greedy: Vec<_> = greedy.collect();
             std::thread::sleep(Duration::from_millis(2500));
-            Box::new(rude)
+            Box::new(greedy)
         },
     );
 }

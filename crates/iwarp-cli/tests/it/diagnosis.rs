@@ -1,37 +1,37 @@
-//! `iwarp run` says why a program cannot load the libraries, and `--check` which ones it would
-//! load.
+//! `iwarp run` reports why a program cannot load the libraries, and `iwarp run --check` prints
+//! which libraries it would load.
 
 use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A library with the functions of both, and a program that is linked with both.
+/// A library with the functions of both libraries, and a program that is linked with both.
 const LIBRARY: &str = "int one(void) { return 1; } int two(void) { return 2; }";
 const PROGRAM: &str = "int one(void); int two(void); int main(void) { return one() + two() - 3; }";
 
 /// A folder with our library in `ours`, the system's in `system`, and a program `linked` that finds
 /// the system's by `DT_RPATH`.
-struct Set(Scratch);
+struct Fixture(Scratch);
 
-impl Set {
+impl Fixture {
     fn new() -> Self {
-        let set = Self(Scratch::new());
+        let fixture = Self(Scratch::new());
         let shared = |to: &Path, name: &str| {
             let soname = format!("-Wl,-soname,{name}");
             compile(to, LIBRARY, &["-shared", "-fPIC", &soname]);
         };
         let names = ["libibverbs.so.1", "librdmacm.so.1"];
-        shared(&set.0.sub("ours").join("libiwarp_verbs.so"), names[0]);
-        let system = set.0.sub("system");
+        shared(&fixture.0.sub("ours").join("libiwarp_verbs.so"), names[0]);
+        let system = fixture.0.sub("system");
         for name in names {
             shared(&system.join(name), name);
         }
         let [one, two] = names.map(|name| system.join(name));
         let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", system.display());
         let args = ["-Wl,--no-as-needed", str(&one), str(&two), &rpath];
-        compile(&set.0.path("linked"), PROGRAM, &args);
-        set
+        compile(&fixture.0.path("linked"), PROGRAM, &args);
+        fixture
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
@@ -43,8 +43,8 @@ impl Set {
             .unwrap()
     }
 
-    /// Checks that `--check` refuses a program with this reason.
-    fn refused(&self, command: &[&str], reason: &str) {
+    /// Checks that `--check` fails for a program with this reason.
+    fn check_fails(&self, command: &[&str], reason: &str) {
         let out = self.run(&[&["--check", "--"], command].concat());
         let error = text(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{command:?}: {error}");
@@ -66,15 +66,15 @@ impl Set {
 
 #[test]
 fn check_prints_what_the_loader_takes() {
-    let set = Set::new();
-    let program = set.0.path("linked");
-    let out = set.run(&["--check", "--", str(&program), "--option"]);
+    let fixture = Fixture::new();
+    let program = fixture.0.path("linked");
+    let out = fixture.run(&["--check", "--", str(&program), "--option"]);
     let said = text(&out.stdout);
     assert!(out.status.success(), "{said}{}", text(&out.stderr));
-    let folder = set.0.path("ours/iwarp-lib").canonicalize().unwrap();
+    let folder = fixture.0.path("ours/iwarp-lib").canonicalize().unwrap();
     for line in [
         format!("program      {}", program.display()),
-        format!("DT_RPATH     {}", set.0.path("system").display()),
+        format!("DT_RPATH     {}", fixture.0.path("system").display()),
         "DT_NEEDED    libibverbs.so.1".to_owned(),
         "DT_NEEDED    librdmacm.so.1".to_owned(),
         format!("loads        {}/libibverbs.so.1", folder.display()),
@@ -82,15 +82,15 @@ fn check_prints_what_the_loader_takes() {
     ] {
         assert!(said.lines().any(|other| other == line), "{line}\n{said}");
     }
-    let system = set.0.path("system/lib").display().to_string();
+    let system = fixture.0.path("system/lib").display().to_string();
     assert!(!said.contains(&system), "{said}");
 }
 
 #[test]
 fn check_names_scripts_and_programs_without_verbs() {
-    let set = Set::new();
-    let script = set.script("script", "#!/usr/bin/env -S A=1 sh -eu");
-    let out = set.run(&["--check", "--", str(&script)]);
+    let fixture = Fixture::new();
+    let script = fixture.script("script", "#!/usr/bin/env -S A=1 sh -eu");
+    let out = fixture.run(&["--check", "--", str(&script)]);
     let said = text(&out.stdout);
     assert!(out.status.success(), "{said}{}", text(&out.stderr));
     assert!(
@@ -103,19 +103,22 @@ fn check_names_scripts_and_programs_without_verbs() {
     );
 }
 
-/// Without the audit library, `DT_RPATH` wins.
+/// Without the audit library, `DT_RPATH` takes precedence over `LD_LIBRARY_PATH`.
 #[test]
 fn check_fails_for_other_libraries() {
-    let set = Set::new();
-    let prefix = set.0.sub("prefix");
-    let (bin, lib) = (set.0.sub("prefix/bin"), set.0.sub("prefix/lib/iwarp"));
+    let fixture = Fixture::new();
+    let prefix = fixture.0.sub("prefix");
+    let (bin, lib) = (
+        fixture.0.sub("prefix/bin"),
+        fixture.0.sub("prefix/lib/iwarp"),
+    );
     let copies = [
         (
             PathBuf::from(env!("CARGO_BIN_EXE_iwarp")),
             bin.join("iwarp"),
         ),
         (
-            set.0.path("ours/libiwarp_verbs.so"),
+            fixture.0.path("ours/libiwarp_verbs.so"),
             lib.join("libibverbs.so.1"),
         ),
     ];
@@ -130,7 +133,7 @@ fn check_fails_for_other_libraries() {
     }
     std::os::unix::fs::symlink("libibverbs.so.1", lib.join("librdmacm.so.1")).unwrap();
     let out = Command::new(prefix.join("bin/iwarp"))
-        .args(["run", "--check", "--", str(&set.0.path("linked"))])
+        .args(["run", "--check", "--", str(&fixture.0.path("linked"))])
         .env_remove("IWARP_LIBRARY")
         .env_remove("LD_AUDIT")
         .env_remove("LD_LIBRARY_PATH")
@@ -143,49 +146,49 @@ fn check_fails_for_other_libraries() {
 
 #[test]
 fn missing_programs_and_libraries_are_named() {
-    let set = Set::new();
-    set.refused(&["no-such-program"], "neither a program nor a script");
-    set.refused(&["/etc/passwd"], "neither a program nor a script");
-    let other = set.0.path("libother.so");
+    let fixture = Fixture::new();
+    fixture.check_fails(&["no-such-program"], "neither a program nor a script");
+    fixture.check_fails(&["/etc/passwd"], "neither a program nor a script");
+    let other = fixture.0.path("libother.so");
     compile(
         &other,
         LIBRARY,
         &["-shared", "-fPIC", "-Wl,-soname,libother.so"],
     );
-    compile(&set.0.path("needy"), PROGRAM, &[str(&other)]);
+    compile(&fixture.0.path("needy"), PROGRAM, &[str(&other)]);
     std::fs::remove_file(&other).unwrap();
-    set.refused(&[str(&set.0.path("needy"))], "libother.so => not found");
+    fixture.check_fails(&[str(&fixture.0.path("needy"))], "libother.so => not found");
 }
 
 #[test]
 fn foreign_and_musl_programs_are_diagnosed() {
-    let set = Set::new();
+    let fixture = Fixture::new();
     let simple = "int main(void) { return 0; }";
-    let musl = set.0.path("musl");
+    let musl = fixture.0.path("musl");
     compile(
         &musl,
         simple,
         &["-Wl,--dynamic-linker=/nonexistent/ld-musl-test.so.1"],
     );
-    set.refused(&[str(&musl)], "linked with musl");
+    fixture.check_fails(&[str(&musl)], "linked with musl");
     let mut octets = std::fs::read(&musl).unwrap();
-    // The class of the file, and then its machine.
+    // Damage the class of the ELF file, and then its machine.
     for (at, name) in [(4, "class"), (18, "machine")] {
         let old = std::mem::replace(&mut octets[at], 1);
-        let draft = set.0.path("draft");
+        let draft = fixture.0.path("draft");
         std::fs::write(&draft, &octets).unwrap();
         std::fs::set_permissions(&draft, PermissionsExt::from_mode(0o755)).unwrap();
         octets[at] = old;
-        set.refused(&[str(&draft)], "another processor or for 32 bits");
-        std::fs::rename(&draft, set.0.path(name)).unwrap();
+        fixture.check_fails(&[str(&draft)], "another processor or for 32 bits");
+        std::fs::rename(&draft, fixture.0.path(name)).unwrap();
     }
 }
 
 /// The diagnosis is one line, and the program runs nevertheless.
 #[test]
 fn static_programs_run_with_a_diagnosis() {
-    let set = Set::new();
-    let program = set.0.path("static");
+    let fixture = Fixture::new();
+    let program = fixture.0.path("static");
     let source = "void _start(void) { for (;;) {
         #if defined(__x86_64__)
         __asm__ volatile(\"syscall\" : : \"a\"(60), \"D\"(7) : \"rcx\", \"r11\", \"memory\");
@@ -195,9 +198,9 @@ fn static_programs_run_with_a_diagnosis() {
         #endif
     } }";
     compile(&program, source, &["-static", "-nostdlib"]);
-    let script = set.script("script", &format!("#!{}", program.display()));
+    let script = fixture.script("script", &format!("#!{}", program.display()));
     for command in [&program, &script] {
-        let out = set.run(&["--", str(command)]);
+        let out = fixture.run(&["--", str(command)]);
         let error = text(&out.stderr);
         assert_eq!(out.status.code(), Some(7), "{error}");
         let wanted = format!(
@@ -211,21 +214,21 @@ fn static_programs_run_with_a_diagnosis() {
 
 #[test]
 fn cleared_environments_are_diagnosed() {
-    let set = Set::new();
+    let fixture = Fixture::new();
     for command in [&["env", "-i", "true"][..], &["env", "-", "A=1", "true"]] {
-        let out = set.run(&[&["--"], command].concat());
+        let out = fixture.run(&[&["--"], command].concat());
         let error = text(&out.stderr);
         assert!(out.status.success(), "{error}");
         assert!(error.contains("`env -i` removes LD_AUDIT"), "{error}");
     }
-    let out = set.run(&["--", "env", "A=1", "true"]);
+    let out = fixture.run(&["--", "env", "A=1", "true"]);
     assert_eq!(text(&out.stderr), "");
 }
 
 /// Only root can give a file to another user and make it run as that user.
 #[test]
 fn setuid_programs_are_diagnosed() {
-    let set = Set::new();
+    let fixture = Fixture::new();
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root");
         return;
@@ -236,11 +239,11 @@ fn setuid_programs_are_diagnosed() {
         (0o755, false),
         (0o2745, false),
     ] {
-        let program = set.0.path(&format!("program-{mode:o}"));
+        let program = fixture.0.path(&format!("program-{mode:o}"));
         compile(&program, "int main(void) { return 0; }", &[]);
         std::os::unix::fs::chown(&program, Some(65534), Some(65534)).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(mode)).unwrap();
-        let out = set.run(&["--", str(&program)]);
+        let out = fixture.run(&["--", str(&program)]);
         let error = text(&out.stderr);
         assert!(out.status.success(), "{error}");
         assert_eq!(
@@ -251,16 +254,16 @@ fn setuid_programs_are_diagnosed() {
     }
 }
 
-/// Root's programs have all capabilities anyway, so the loader trusts their environment.
+/// Only other users' programs gain rights by capabilities: root has all of them anyway.
 #[test]
 fn programs_with_capabilities_are_diagnosed() {
-    let set = Set::new();
+    let fixture = Fixture::new();
     let root = rustix::process::geteuid().is_root();
     if !root || !installed("setpriv") || !Path::new("/sbin/setcap").exists() {
         println!("skipped: needs root, setpriv and setcap");
         return;
     }
-    let program = set.0.path("program");
+    let program = fixture.0.path("program");
     compile(&program, "int main(void) { return 0; }", &[]);
     let out = Command::new("/sbin/setcap")
         .arg("cap_net_raw+ep")
@@ -272,15 +275,15 @@ fn programs_with_capabilities_are_diagnosed() {
         return;
     }
     // The other user may not be able to enter the folder of the built command.
-    let command = set.0.path("iwarp");
+    let command = fixture.0.path("iwarp");
     let copied = Command::new("cp")
         .arg(env!("CARGO_BIN_EXE_iwarp"))
         .arg(&command)
         .status();
     assert!(copied.unwrap().success());
-    let library = set.0.path("ours/libiwarp_verbs.so");
-    let place = set.0.sub("place");
-    std::os::unix::fs::chown(&place, Some(65534), Some(65534)).unwrap();
+    let library = fixture.0.path("ours/libiwarp_verbs.so");
+    let tmp = fixture.0.sub("tmp");
+    std::os::unix::fs::chown(&tmp, Some(65534), Some(65534)).unwrap();
     for (user, diagnosed) in [("65534", true), ("0", false)] {
         let out = Command::new("setpriv")
             .args([
@@ -294,7 +297,7 @@ fn programs_with_capabilities_are_diagnosed() {
             ])
             .arg(&program)
             .env("IWARP_LIBRARY", &library)
-            .env("TMPDIR", &place)
+            .env("TMPDIR", &tmp)
             .env_remove("XDG_RUNTIME_DIR")
             .output()
             .unwrap();

@@ -2,14 +2,15 @@
 //! library redirects them to ours.
 //!
 //! Small libraries that the tests compile replace the system's and ours. They have the symbol
-//! versions of the real ones, because the loader treats unversioned libraries differently. Each
-//! function returns its owner.
+//! versions of the real libraries, because the loader treats unversioned libraries differently.
+//! Their functions return who owns the library.
 
 use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A library. `OWNER` is a macro. `loaded` counts how often the library is in the process.
+/// A library; `OWNER` is a macro. `TEST_LOADED` says whether the process has loaded one such
+/// library or several.
 const LIBRARY: &str = r#"#include <stdio.h>
     #include <stdlib.h>
     __attribute__((constructor)) static void count(void) {
@@ -18,7 +19,7 @@ const LIBRARY: &str = r#"#include <stdio.h>
     }
     const char *one(void) { return "one of " OWNER; }
     const char *two(void) { return "two of " OWNER; }"#;
-/// The versions of the real libraries. Each of the system's has one of them, and ours has both.
+/// The symbol versions of the real libraries. The system's libraries have one each; ours has both.
 const VERSIONS: &str = "IBVERBS_1.0 { global: one; local: *; };\nRDMACM_1.0 { global: two; };\n";
 /// A program that is linked with both libraries.
 const LINKED: &str = r#"#include <stdio.h>
@@ -30,8 +31,8 @@ const LOADS: &str = r#"#include <dlfcn.h>
     #include <stdio.h>
     #include <stdlib.h>
     int main(int count, char **names) {
-        for (int at = 1; at < count; at++) {
-            void *library = dlopen(names[at], RTLD_NOW);
+        for (int i = 1; i < count; i++) {
+            void *library = dlopen(names[i], RTLD_NOW);
             if (!library) { printf("%s\n", dlerror()); return 1; }
             const char *(*one)(void) = (const char *(*)(void))dlsym(library, "one");
             printf("%s, %s\n", one ? one() : "no symbol", getenv("TEST_LOADED"));
@@ -42,19 +43,19 @@ const BOTH: &str = "one of iwarp, two of iwarp, once\n";
 const ONE: &str = "one of iwarp, once\n";
 
 /// A folder with our library in `ours`, and with those of the system in `system`.
-struct Set(Scratch);
+struct Fixture(Scratch);
 
-impl Set {
+impl Fixture {
     fn new() -> Self {
-        let set = Self(Scratch::new());
-        let versions = set.0.path("versions");
+        let fixture = Self(Scratch::new());
+        let versions = fixture.0.path("versions");
         std::fs::write(&versions, VERSIONS).unwrap();
-        let ours = set.0.sub("ours").join("libiwarp_verbs.so");
-        set.install(&ours, "iwarp", "libibverbs.so.1");
+        let ours = fixture.0.sub("ours").join("libiwarp_verbs.so");
+        fixture.install(&ours, "iwarp", "libibverbs.so.1");
         for name in ["libibverbs.so.1", "librdmacm.so.1"] {
-            set.install(&set.0.sub("system").join(name), "the system", name);
+            fixture.install(&fixture.0.sub("system").join(name), "the system", name);
         }
-        set
+        fixture
     }
 
     fn install(&self, to: &Path, owner: &str, soname: &str) {
@@ -95,8 +96,8 @@ impl Set {
             .unwrap()
     }
 
-    /// Checks the output of a command, which must have no errors.
-    fn says(&self, command: &[&str], wanted: &str) {
+    /// Checks the output of a command, which must succeed without error messages.
+    fn check_output(&self, command: &[&str], wanted: &str) {
         let out = self.run(command);
         assert_eq!(
             (text(&out.stdout).as_str(), text(&out.stderr).as_str()),
@@ -107,43 +108,43 @@ impl Set {
     }
 }
 
-/// Either library may come first: the second is the same file under another name, and its symbol
-/// versions are looked up by that name.
+/// Either library may be loaded first. The loader opens the same file again for the second name,
+/// and looks for the symbol versions by that name.
 #[test]
 fn rpath_does_not_hide_our_library() {
-    let set = Set::new();
-    let mut libraries = set.system();
-    let program = set.linked("forward", &libraries, &[]);
+    let fixture = Fixture::new();
+    let mut libraries = fixture.system();
+    let program = fixture.linked("forward", &libraries, &[]);
     let out = Command::new(&program).output().unwrap();
     assert_eq!(
         text(&out.stdout),
         "one of the system, two of the system, several\n"
     );
-    set.says(&[str(&program)], BOTH);
+    fixture.check_output(&[str(&program)], BOTH);
     libraries.reverse();
-    let program = set.linked("backward", &libraries, &[]);
-    set.says(&[str(&program)], BOTH);
+    let program = fixture.linked("backward", &libraries, &[]);
+    fixture.check_output(&[str(&program)], BOTH);
 }
 
-/// Tools that pack wheels add a hash to the name of a private copy.
+/// Python wheels contain private copies of libraries, with a hash in their names.
 #[test]
 fn renamed_copies_are_replaced() {
-    let set = Set::new();
+    let fixture = Fixture::new();
     let names = ["libibverbs-ab12cd34.so.1.14.44.0", "librdmacm-0f00.so.1"];
-    let libraries = names.map(|name| set.0.sub("wheel.libs").join(name));
+    let libraries = names.map(|name| fixture.0.sub("wheel.libs").join(name));
     for (library, name) in libraries.iter().zip(names) {
-        set.install(library, "the wheel", name);
+        fixture.install(library, "the wheel", name);
     }
-    let program = set.linked("program", &libraries, &[]);
-    set.says(&[str(&program)], BOTH);
+    let program = fixture.linked("program", &libraries, &[]);
+    fixture.check_output(&[str(&program)], BOTH);
 }
 
 #[test]
 fn dlopen_gets_our_library_by_any_name() {
-    let set = Set::new();
-    let program = set.0.path("loads");
+    let fixture = Fixture::new();
+    let program = fixture.0.path("loads");
     compile(&program, LOADS, &["-ldl"]);
-    let absolute = set.system();
+    let absolute = fixture.system();
     for name in [
         "libibverbs.so",
         "libibverbs.so.1",
@@ -153,41 +154,41 @@ fn dlopen_gets_our_library_by_any_name() {
         str(&absolute[0]),
         str(&absolute[1]),
     ] {
-        set.says(&[str(&program), name], ONE);
+        fixture.check_output(&[str(&program), name], ONE);
         // The second request finds the library that the first has loaded.
-        set.says(&[str(&program), "librdmacm-0a.so.1", name], &ONE.repeat(2));
+        fixture.check_output(&[str(&program), "librdmacm-0a.so.1", name], &ONE.repeat(2));
     }
-    // Other names of this kind are not ours.
-    let other = set.0.path("system/libibverbs_other.so");
-    set.install(&other, "another", "libibverbs_other.so");
-    set.says(&[str(&program), str(&other)], "one of another, once\n");
+    // Libraries with merely similar names are not redirected.
+    let other = fixture.0.path("system/libibverbs_other.so");
+    fixture.install(&other, "another", "libibverbs_other.so");
+    fixture.check_output(&[str(&program), str(&other)], "one of another, once\n");
 }
 
 #[test]
 fn children_keep_our_library_without_library_path() {
-    let set = Set::new();
-    let program = set.linked("program", &set.system(), &[]);
-    let system = set.0.path("system");
+    let fixture = Fixture::new();
+    let program = fixture.linked("program", &fixture.system(), &[]);
+    let system = fixture.0.path("system");
     for script in [
         "LD_LIBRARY_PATH=$1 $0",
         "unset LD_LIBRARY_PATH; $0",
         "env -u LD_LIBRARY_PATH sh -c $0",
     ] {
-        set.says(&["sh", "-c", script, str(&program), str(&system)], BOTH);
+        fixture.check_output(&["sh", "-c", script, str(&program), str(&system)], BOTH);
     }
 }
 
 /// The inner command's library takes precedence, as with `LD_LIBRARY_PATH`.
 #[test]
 fn inner_run_replaces_the_outer_library() {
-    let set = Set::new();
-    let program = set.linked("program", &set.system(), &[]);
-    let inner = set.0.sub("inner").join("libiwarp_verbs.so");
-    set.install(&inner, "the inner", "libibverbs.so.1");
+    let fixture = Fixture::new();
+    let program = fixture.linked("program", &fixture.system(), &[]);
+    let inner = fixture.0.sub("inner").join("libiwarp_verbs.so");
+    fixture.install(&inner, "the inner", "libibverbs.so.1");
     let script = "IWARP_LIBRARY=$1 $2 run -- $0; LD_AUDIT=/none.so:$LD_AUDIT; \
                   IWARP_LIBRARY=$1 $2 run -- sh -c 'echo $LD_AUDIT' 2>/dev/null";
     let command = env!("CARGO_BIN_EXE_iwarp");
-    let out = set.run(&["sh", "-c", script, str(&program), str(&inner), command]);
+    let out = fixture.run(&["sh", "-c", script, str(&program), str(&inner), command]);
     let folder = inner.parent().unwrap().canonicalize().unwrap();
     let audit = folder.join("iwarp-lib/libiwarp_audit.so");
     assert_eq!(
@@ -201,8 +202,8 @@ fn inner_run_replaces_the_outer_library() {
 
 #[test]
 fn env_sets_the_audit_library() {
-    let set = Set::new();
-    let program = set.linked("program", &set.system(), &[]);
+    let fixture = Fixture::new();
+    let program = fixture.linked("program", &fixture.system(), &[]);
     let script = format!(
         "eval \"$({} env)\"; unset LD_LIBRARY_PATH; {}",
         env!("CARGO_BIN_EXE_iwarp"),
@@ -210,7 +211,7 @@ fn env_sets_the_audit_library() {
     );
     let out = Command::new("sh")
         .args(["-c", &script])
-        .env("IWARP_LIBRARY", set.0.path("ours/libiwarp_verbs.so"))
+        .env("IWARP_LIBRARY", fixture.0.path("ours/libiwarp_verbs.so"))
         .env_remove("LD_AUDIT")
         .output()
         .unwrap();
@@ -220,9 +221,9 @@ fn env_sets_the_audit_library() {
 /// The sanitizer's runtime must be the first library of the process.
 #[test]
 fn address_sanitizer_works() {
-    let set = Set::new();
-    let program = set.0.path("probe");
-    let source = set.0.path("probe.c");
+    let fixture = Fixture::new();
+    let program = fixture.0.path("probe");
+    let source = fixture.0.path("probe.c");
     std::fs::write(&source, "int main(void) { return 0; }").unwrap();
     let built = Command::new("cc")
         .args(["-fsanitize=address", str(&source), "-o", str(&program)])
@@ -232,8 +233,8 @@ fn address_sanitizer_works() {
         println!("skipped: the C compiler has no address sanitizer");
         return;
     }
-    let program = set.linked("sanitized", &set.system(), &["-fsanitize=address"]);
-    set.says(&[str(&program)], BOTH);
+    let program = fixture.linked("sanitized", &fixture.system(), &["-fsanitize=address"]);
+    fixture.check_output(&[str(&program)], BOTH);
 }
 
 #[test]
@@ -241,22 +242,22 @@ fn valgrind_works() {
     if !installed("valgrind") {
         return;
     }
-    let set = Set::new();
-    let program = set.linked("program", &set.system(), &[]);
-    set.says(
+    let fixture = Fixture::new();
+    let program = fixture.linked("program", &fixture.system(), &[]);
+    fixture.check_output(
         &["valgrind", "-q", "--error-exitcode=9", str(&program)],
         BOTH,
     );
 }
 
-/// gdb finds the functions of the library by the path that the loader has recorded.
+/// gdb finds the functions of our library, whose path the loader has recorded.
 #[test]
 fn gdb_works() {
     if !installed("gdb") {
         return;
     }
-    let set = Set::new();
-    let program = set.linked("program", &set.system(), &["-g"]);
+    let fixture = Fixture::new();
+    let program = fixture.linked("program", &fixture.system(), &["-g"]);
     let commands = [
         "set breakpoint pending on",
         "break one",
@@ -269,7 +270,7 @@ fn gdb_works() {
         command.extend(["-ex", line]);
     }
     command.push(str(&program));
-    let out = set.run(&command);
+    let out = fixture.run(&command);
     let said = text(&out.stdout);
     if said.contains("ptrace: Operation not permitted") {
         println!("skipped: this machine does not allow ptrace");
@@ -289,13 +290,13 @@ fn python_gets_our_library() {
     if !installed("python3") {
         return;
     }
-    let set = Set::new();
+    let fixture = Fixture::new();
     let script = "import ctypes, sys\n\
                   for name in sys.argv[1:]:\n\
                   \x20   one = ctypes.CDLL(name).one\n\
                   \x20   one.restype = ctypes.c_char_p\n\
                   \x20   print(one().decode())";
-    let system = set.system();
+    let system = fixture.system();
     let command = [
         "python3",
         "-c",
@@ -304,17 +305,17 @@ fn python_gets_our_library() {
         "librdmacm.so.1",
         str(&system[0]),
     ];
-    set.says(&command, &"one of iwarp\n".repeat(3));
+    fixture.check_output(&command, &"one of iwarp\n".repeat(3));
 }
 
 /// A program that loads neither library is not affected, nor are its error messages.
 #[test]
 fn other_programs_are_not_disturbed() {
-    let set = Set::new();
-    set.says(&["true"], "");
-    let program = set.0.path("loads");
+    let fixture = Fixture::new();
+    fixture.check_output(&["true"], "");
+    let program = fixture.0.path("loads");
     compile(&program, LOADS, &["-ldl"]);
-    let out = set.run(&[str(&program), "libnone.so.7"]);
+    let out = fixture.run(&[str(&program), "libnone.so.7"]);
     assert_eq!(
         text(&out.stdout),
         "libnone.so.7: cannot open shared object file: No such file or directory\n"

@@ -1,4 +1,5 @@
-//! `iwarp perf` as a user runs it. Only the TCP baseline is measured, which takes little time.
+//! `iwarp perf` as a user runs it. Most tests measure only the TCP baseline, which takes little
+//! time.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Output, Stdio};
@@ -39,7 +40,7 @@ fn serve_as(command: &mut Command) -> (Running, String) {
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("piped"))
         .read_line(&mut line)
-        .expect("serve says where it listens");
+        .expect("the line with the address");
     let addr = line
         .split_whitespace()
         .find(|w| w.starts_with("127.0.0.1:"))
@@ -61,8 +62,8 @@ const SHORT: [&str; 8] = [
 
 #[test]
 fn baseline_prints_tables_and_ends_peer() {
-    // `run` waits until both outputs are closed. The peer process inherits stderr, so the test
-    // would hang if the peer survived.
+    // `run` waits until stdout and stderr are closed. The peer process inherits stderr, so this
+    // test would hang if the peer process did not end.
     let out = run(&[&["perf"][..], &SHORT].concat());
     let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
     assert_eq!(out.status.code(), Some(0), "{stderr}");
@@ -103,8 +104,8 @@ fn json_on_stdout_excludes_other_output() {
             t["lat_us_p99"].as_f64().unwrap(),
         );
         assert!(p50 > 0.5 && p99 >= p50, "{t}");
-        // No other bound: on a busy machine, a short measurement may see a few thousand bytes per
-        // second.
+        // There is no higher bound: on a busy machine, a short measurement may result in a few
+        // thousand bytes per second.
         assert!(t["bw_bytes_per_s"].as_f64().unwrap() > 0.0, "{t}");
     }
     assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
@@ -121,17 +122,16 @@ fn busy_server_refuses_second_client() {
     assert_eq!(first.status.code(), Some(0), "{}", text(&first.stderr));
     assert!(text(&first.stdout).contains("peer: "));
     // While one client measures, the server reports to the next one that it is busy.
-    let (busy, to) = opening(&addr);
+    let (busy, to) = open_link(&addr);
     let mut data = std::net::TcpStream::connect(to).unwrap();
-    // The number of the connection.
+    // The index of the connection.
     data.write_all(&[0; 4]).unwrap();
     assert!(line(&busy).contains("\"opened\""));
-    // The server passes a silent client's turn on, so this client keeps sending until it is
-    // dropped.
-    let mut asking = busy.try_clone().unwrap();
+    // The server would evict a silent client, so this client keeps sending until it is dropped.
+    let mut sender = busy.try_clone().unwrap();
     std::thread::spawn(move || {
-        let again = b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n";
-        while asking.write_all(again).is_ok() && asking.read(&mut [0; 512]).is_ok_and(|n| n > 0) {
+        let hello = b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n";
+        while sender.write_all(hello).is_ok() && sender.read(&mut [0; 512]).is_ok_and(|n| n > 0) {
             std::thread::sleep(Duration::from_millis(100));
         }
     });
@@ -145,7 +145,7 @@ fn busy_server_refuses_second_client() {
 }
 
 fn line(mut stream: &std::net::TcpStream) -> String {
-    // Byte by byte: the data after the line belong to others.
+    // Read byte by byte, so that the next line is left in the socket.
     let (mut line, mut octet) = (Vec::new(), [0]);
     while stream.read(&mut octet).unwrap() == 1 && octet != [b'\n'] {
         line.extend(octet);
@@ -162,8 +162,9 @@ fn open_request(id: u32, qps: u32, max_size: u64) -> String {
     serde_json::json!({ "type": "open", "id": id, "link": link }).to_string()
 }
 
-/// Connects a client, requests a link, and returns where it has to connect to.
-fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
+/// Connects a client and requests a link. Returns the control connection, and the address for the
+/// connections of the link.
+fn open_link(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     let mut stream = std::net::TcpStream::connect(addr).unwrap();
     let hello = r#"{"type":"hello","protocol":2,"version":"0"}"#;
     writeln!(stream, "{hello}\n{}", open_request(0, 1, 4)).unwrap();
@@ -175,8 +176,8 @@ fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     (stream, ([127, 0, 0, 1], port).into())
 }
 
-/// Silent connections take all places; later a client takes the turn and does not open its
-/// connections. Both are replaced by a client that measures.
+/// Clients that measure replace silent clients, which hold all places, and a client that requests a
+/// link and does not open its connections.
 #[test]
 fn idle_clients_are_replaced() {
     let mut child = iwarp(&[
@@ -194,7 +195,7 @@ fn idle_clients_are_replaced() {
         .collect();
     let out = run(&args);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    let _holder = opening(&addr);
+    let _holder = open_link(&addr);
     let out = run(&args);
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
 }
@@ -246,7 +247,7 @@ fn server_survives_garbage() {
         if out.status.success() {
             break;
         }
-        // The server may not have detected yet that the previous client has gone.
+        // The server may not have detected yet that the previous client closed its connection.
         assert!(
             t0.elapsed() < Duration::from_secs(10),
             "{}",
@@ -270,7 +271,7 @@ fn peer_process_dies_with_its_parent() {
             Ok(s) if !s.trim().is_empty() => {
                 break s.split_whitespace().next().unwrap().parse().unwrap();
             }
-            // Some kernels lack this file, without which the test cannot find the peer process.
+            // Without this file, which some kernels lack, the test cannot find the peer process.
             Err(_) => return,
             Ok(_) => assert!(
                 t0.elapsed() < Duration::from_secs(10),
@@ -337,7 +338,7 @@ fn errors_have_short_messages() {
     assert!(text(&run(&["completions", "bash"]).stdout).contains("_iwarp"));
 }
 
-/// Message counts that are no multiple of the number of connections are sent completely.
+/// A message count need not be a multiple of the number of connections.
 #[test]
 fn uneven_message_counts_are_sent() {
     for (op, iters) in [
@@ -365,24 +366,24 @@ fn open_another(stream: &mut std::net::TcpStream, id: u32, max_size: u64) -> Str
 fn links_keep_their_memory() {
     let mut child = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0", "--memory", "5M"]);
     let (_server, addr) = serve_as(child.stdout(Stdio::piped()));
-    let (mut asking, to) = opening(&addr);
-    let connect = |port: std::net::SocketAddr| {
-        let mut data = std::net::TcpStream::connect(port).unwrap();
-        // The number of the connection.
+    let (mut control, to) = open_link(&addr);
+    let connect = |to: std::net::SocketAddr| {
+        let mut data = std::net::TcpStream::connect(to).unwrap();
+        // The index of the connection.
         data.write_all(&[0; 4]).unwrap();
         data
     };
     let _first = connect(to);
-    assert!(line(&asking).contains("\"opened\""));
-    // Two buffers of 1 MiB each, besides the small ones of the first link.
-    let mut held = Vec::new();
+    assert!(line(&control).contains("\"opened\""));
+    // Each of these links needs two buffers of 1 MiB; the first link needs little memory.
+    let mut connections = Vec::new();
     for id in 1..=2 {
-        let said = open_another(&mut asking, id, 1 << 20);
-        let port = said.split("\"port\":").nth(1);
+        let answer = open_another(&mut control, id, 1 << 20);
+        let port = answer.split("\"port\":").nth(1);
         let port: u16 = port.unwrap().trim_end_matches('}').parse().unwrap();
-        held.push(connect(([127, 0, 0, 1], port).into()));
-        assert!(line(&asking).contains("\"opened\""));
+        connections.push(connect(([127, 0, 0, 1], port).into()));
+        assert!(line(&control).contains("\"opened\""));
     }
-    let said = open_another(&mut asking, 3, 1 << 20);
-    assert!(said.contains("no memory"), "{said}");
+    let answer = open_another(&mut control, 3, 1 << 20);
+    assert!(answer.contains("no memory"), "{answer}");
 }

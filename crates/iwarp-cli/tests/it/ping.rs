@@ -1,7 +1,7 @@
 //! `iwarp ping` between two processes, and its errors with a missing or foreign server.
 
 use crate::common;
-use crate::common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
+use crate::common::{ClosedPort, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
 use iwarp::Access;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -29,25 +29,25 @@ fn all_sizes_over_ipv4_and_ipv6() {
     }
 }
 
-/// A ping has the size of `-S`, also in the output of the server.
+/// Pings have the size that `-S` requests; checked in the output of the server.
 #[test]
 fn pings_have_the_requested_size() {
     let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-v"]);
     let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
     let mut line = || lines.next().unwrap().unwrap();
     let port = line().rsplit(':').next().unwrap().to_owned();
-    // The output must fit the pipe: nothing reads it while the client runs.
+    // The output must fit into the pipe, because nothing reads it while the client runs.
     for size in [16, 17, 1460, 40_000] {
         let text = size.to_string();
         succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "1", "-S", &text]);
         let shown = line();
         let data = shown.strip_prefix("server ping data: ").unwrap();
-        // The last octet is the NUL. Backslashes are shown as they are.
+        // The last octet is a NUL, which is not shown.
         assert_eq!(data.len(), size - 1, "{shown}");
     }
 }
 
-/// A client that implements rping's protocol itself. It can announce buffers with wrong sizes.
+/// A client that implements rping's protocol itself, so that it can announce wrong sizes.
 struct RawClient {
     connection: iwarp::verbs::cm::ConnectedId,
     cq: iwarp::verbs::CompletionQueue,
@@ -98,8 +98,8 @@ impl RawClient {
     }
 }
 
-/// A client may have one message in flight. A second one ends the connection; if the server kept
-/// it, a client could use up the memory.
+/// A client may have one message in flight. A second message ends the connection: if the server
+/// queued messages, a client could use up its memory.
 #[test]
 fn second_message_ends_the_connection() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
@@ -124,7 +124,7 @@ fn second_message_ends_the_connection() {
             assert_ne!(
                 done[0].status,
                 iwarp::verbs::WcStatus::Success,
-                "it goes ahead"
+                "the server answered"
             );
             break;
         }
@@ -148,24 +148,24 @@ fn announced_sizes_are_limits() {
     assert_eq!(seen.iter().filter(|b| **b == b'x').count(), 16);
     assert_eq!(seen[..16], [b'x'; 16]);
     // A buffer that is too large is refused as the source, and then as the sink.
-    assert!(!client.announce(65537), "more is read than a ping may have");
+    assert!(!client.announce(65537), "the source is too large");
     let client = RawClient::new(at);
     assert!(client.announce(64));
-    assert!(!client.announce(65537), "a sink that no ping can have");
+    assert!(!client.announce(65537), "the sink is too large");
     // The server logs each refusal a moment after the connection has ended. A thread kills the
     // server after a minute, so that reading ends if a refusal is missing.
     let log = BufReader::new(server.0.stderr.take().unwrap());
-    let (enough, over) = std::sync::mpsc::channel::<()>();
+    let (done, wait_for_done) = std::sync::mpsc::channel::<()>();
     let killer = std::thread::spawn(move || {
-        let _ = over.recv_timeout(Duration::from_secs(60));
+        let _ = wait_for_done.recv_timeout(Duration::from_secs(60));
         drop(server);
     });
     let refusals = log
         .lines()
         .map_while(Result::ok)
-        .filter(|line| line.contains("has a buffer of 65537 octets, at most 65536"));
+        .filter(|line| line.contains("buffer has 65537 octets; the maximum is 65536"));
     assert_eq!(refusals.take(2).count(), 2);
-    drop(enough);
+    drop(done);
     killer.join().unwrap();
 }
 
@@ -234,7 +234,7 @@ fn server_ends_after_its_count() {
     }
     let status = server
         .wait(Duration::from_secs(20))
-        .expect("it has answered enough");
+        .expect("the server ends after its count");
     assert!(status.success());
 }
 
@@ -280,8 +280,8 @@ fn wrong_usage_is_exit_code_2() {
 
 #[test]
 fn unreachable_server_is_named_with_reason() {
-    let nobody = Nobody::new();
-    let port = nobody.port().to_string();
+    let closed = ClosedPort::new();
+    let port = closed.port().to_string();
     for ip in ["127.0.0.1", "::1"] {
         let err = fail(&["ping", ip, "-p", &port, "-C", "1"], 1);
         assert!(
@@ -303,7 +303,7 @@ fn unreachable_server_is_named_with_reason() {
 
 /// Starts a server of another protocol and returns its port. It reads the request if `reads` is
 /// set, answers with `what`, and closes the connection.
-fn stranger(what: &'static [u8], reads: bool) -> u16 {
+fn foreign_server(what: &'static [u8], reads: bool) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -334,7 +334,7 @@ fn foreign_server_is_reported() {
         (b"", false),
         (b"", true),
     ] {
-        let port = stranger(what, reads).to_string();
+        let port = foreign_server(what, reads).to_string();
         let start = Instant::now();
         let err = fail(&["ping", "127.0.0.1", "-p", &port, "-C", "1"], 1);
         assert!(err.contains("does not speak iWARP"), "{err}");

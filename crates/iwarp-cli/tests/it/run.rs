@@ -27,7 +27,7 @@ fn exit_code_and_signal_are_the_programs() {
     );
 }
 
-/// The codes are those of a shell, so that scripts can distinguish them from the program's.
+/// The codes are those of a shell: 127 if the program was not found, 126 if it cannot be executed.
 #[test]
 fn failed_start_has_shell_exit_codes() {
     for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
@@ -41,8 +41,8 @@ fn failed_start_has_shell_exit_codes() {
     }
 }
 
-/// The program gets the settings in its environment, even if it changes the directory; the user's
-/// own libraries follow ours.
+/// The program gets the settings in its environment, with absolute paths. The user's own libraries
+/// follow ours.
 #[test]
 fn program_gets_options_and_user_settings() {
     let scratch = Scratch::new();
@@ -73,9 +73,9 @@ fn program_gets_options_and_user_settings() {
         .current_dir(&dir)
         .output()
         .unwrap();
-    let told = text(&out.stdout);
-    let [capture, preload, libraries, crc, face] = told.lines().collect::<Vec<_>>()[..] else {
-        panic!("{told} {}", text(&out.stderr));
+    let output = text(&out.stdout);
+    let [capture, preload, libraries, crc, face] = output.lines().collect::<Vec<_>>()[..] else {
+        panic!("{output} {}", text(&out.stderr));
     };
     let here = dir.canonicalize().unwrap();
     assert_eq!(Path::new(capture), here.join("a trace.pcapng"));
@@ -98,8 +98,8 @@ fn env_output_is_for_a_shell() {
         .output()
         .unwrap();
     let script = format!("{}\nprintf %s \"$IWARP_CAPTURE\"", text(&out.stdout));
-    let told = Command::new("sh").args(["-c", &script]).output().unwrap();
-    assert_eq!(text(&told.stdout), file, "{script}");
+    let shell = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(text(&shell.stdout), file, "{script}");
 }
 
 /// The list shows the devices with the face that programs see.
@@ -123,7 +123,10 @@ fn misspelt_option_is_wrong_usage() {
         &["run", "--crc", "off", "-v", "--", "true"],
     ] {
         let error = common::fail(args, 2);
-        assert!(error.contains("is no option of `iwarp run`"), "{error}");
+        assert!(
+            error.contains("is neither an option of `iwarp run`"),
+            "{error}"
+        );
     }
 }
 
@@ -147,7 +150,7 @@ fn wrong_library_is_named() {
 
 /// `--rsockets` uses the preload library in the folder of the verbs library.
 #[test]
-fn preload_library_is_beside_the_library() {
+fn preload_library_is_in_library_folder() {
     let scratch = Scratch::new();
     let env = || {
         let out = iwarp(&["env", "--rsockets"])
@@ -177,7 +180,7 @@ fn wrong_log_filter_is_named() {
 }
 
 /// `cargo install` installs the command without libraries. The error names a command that installs
-/// them, and `iwarp` then finds them in the promised folder.
+/// them, and `iwarp` finds them where that command puts them.
 #[test]
 fn missing_libraries_have_instructions() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! `iwarp stat` in each output format with a busy process, and with a process that cannot be asked.
+//! `iwarp stat` in each output format, with a busy process and with a process that cannot be
+//! queried.
 
 use crate::common;
 use crate::common::{LIMIT, Running, Scratch, fail, iwarp, run, serve, succeed, text};
@@ -8,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Starts a ping server and returns it with its port and its process number.
+/// Starts a ping server and returns it with its port and its process ID.
 fn server() -> (Running, u16, String) {
     let (running, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let pid = running.0.id().to_string();
@@ -101,16 +102,17 @@ fn watch_ends_with_the_process() {
     ping(port, "20");
     while received(&next().unwrap()["processes"][0]) == before {}
     running.0.kill().unwrap();
-    // The server is a zombie now and keeps its process number; `iwarp stat` must end nevertheless.
+    // The server is a zombie now, so its process ID still exists. `iwarp stat` must end
+    // nevertheless.
     while next().is_some() {}
-    let status = watch.wait(LIMIT).expect("it ends");
+    let status = watch.wait(LIMIT).expect("iwarp stat ends");
     assert!(status.success(), "{status}");
     running.0.wait().unwrap();
 }
 
-/// Answers requests about this process with these texts in turn, and then closes the socket.
-/// Returns the process number and the directory of the socket.
-fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
+/// Answers the queries of this process with these texts in turn, and then closes the socket.
+/// Returns the process ID and the directory of the socket.
+fn answer_with(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
     let own = std::process::id().to_string();
     let dir = scratch.sub("answers");
     let listener = UnixListener::bind(dir.join(format!("iwarp-stat.{own}.{:016x}", 7))).unwrap();
@@ -127,25 +129,25 @@ fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, Stri
     (own, common::str(&dir).to_owned())
 }
 
-/// A process that is ending sends a truncated or empty answer, and then its socket is gone.
+/// A process that is ending sends a truncated or empty answer, and then its socket is closed.
 #[test]
 fn process_may_end_while_answering() {
     const GOOD: &str = r#"{"format":1}"#;
-    let watch = |lines: usize, said: &'static [&'static str]| {
+    let watch = |lines: usize, answers: &'static [&'static str]| {
         let scratch = Scratch::new();
-        let (pid, dir) = answers(&scratch, said);
+        let (pid, dir) = answer_with(&scratch, answers);
         let args = ["stat", &pid, "--directory", &dir, "--watch=0.1", "--json"];
-        assert_eq!(succeed(&args).lines().count(), lines, "{said:?}");
+        assert_eq!(succeed(&args).lines().count(), lines, "{answers:?}");
     };
     watch(1, &[GOOD, ""]);
     watch(1, &[GOOD, r#"{"format""#]);
-    // After a truncated answer, `iwarp stat` asks again.
+    // After a truncated answer, `iwarp stat` repeats the query.
     watch(2, &[GOOD, "", GOOD]);
     // A process that never answered is an error.
     let scratch = Scratch::new();
-    let (pid, dir) = answers(&scratch, &[""]);
+    let (pid, dir) = answer_with(&scratch, &[""]);
     let error = fail(&["stat", &pid, "--directory", &dir, "--watch=0.1"], 1);
-    assert!(error.contains("did not answer"), "{error}");
+    assert!(error.contains("no statistics of"), "{error}");
 }
 
 /// On a terminal the table is redrawn. A file or pipe gets successive tables.
@@ -157,11 +159,11 @@ fn pipe_gets_successive_tables() {
     let mut watch = Running(watch.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
     for _ in 0..3 {
-        while lines.next().expect("it goes on").unwrap() != "--" {}
+        while lines.next().expect("another table").unwrap() != "--" {}
     }
-    // Without a reader of the pipe, the command ends.
+    // When the pipe has no reader, the command ends.
     drop(lines);
-    assert!(watch.wait(LIMIT).expect("it ends").success());
+    assert!(watch.wait(LIMIT).expect("iwarp stat ends").success());
 }
 
 #[test]
@@ -173,10 +175,10 @@ fn unavailable_process_is_an_error() {
     let pid = other.0.id().to_string();
     let error = fail(&["stat", &pid], 1);
     assert!(
-        error.contains(&format!("process {pid} cannot be asked")),
+        error.contains(&format!("process {pid} cannot be queried")),
         "{error}"
     );
-    // Without a process number, an empty list is no error.
+    // Without a process ID, an empty list is no error.
     let scratch = Scratch::new();
     let dir = scratch.sub("empty");
     let dir = common::str(&dir);
@@ -190,13 +192,13 @@ fn unavailable_process_is_an_error() {
     );
 }
 
-/// Any program of this user can create such a socket. Its answer may be nonsense, of another
-/// version, or contain escape sequences.
+/// Any program of this user can create such a socket. Its answer may be invalid, may have another
+/// format, or may contain escape sequences.
 #[test]
 fn invalid_answers_are_reported_and_escaped() {
     let scratch = Scratch::new();
     let dir = scratch.sub("strange");
-    for (at, answer) in [
+    for (i, answer) in [
         "nonsense \u{1b}[2J",
         r#"{"format":99}"#,
         r#"{"format":1,"process":{"command":"\u001b]0;evil\u0007"},
@@ -205,7 +207,7 @@ fn invalid_answers_are_reported_and_escaped() {
     .into_iter()
     .enumerate()
     {
-        let listener = UnixListener::bind(dir.join(format!("iwarp-stat.1.{at:016x}"))).unwrap();
+        let listener = UnixListener::bind(dir.join(format!("iwarp-stat.1.{i:016x}"))).unwrap();
         std::thread::spawn(move || {
             for socket in listener.incoming() {
                 let _ = socket.unwrap().write_all(answer.as_bytes());
@@ -213,23 +215,23 @@ fn invalid_answers_are_reported_and_escaped() {
         });
     }
     let out = run(&["stat", "--directory", common::str(&dir)]);
-    let (said, complaints) = (text(&out.stdout), text(&out.stderr));
-    assert!(out.status.success(), "{complaints}");
+    let (output, errors) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.success(), "{errors}");
     assert!(
-        complaints.contains("is not JSON") && complaints.contains("format 99"),
-        "{complaints}"
+        errors.contains("is not JSON") && errors.contains("format 99"),
+        "{errors}"
     );
-    for s in [&said, &complaints] {
+    for s in [&output, &errors] {
         assert!(!s.contains('\u{1b}') && !s.contains('\u{202e}'), "{s:?}");
     }
-    assert!(said.contains("\\u{1b}]0;evil\\u{7}"), "{said}");
+    assert!(output.contains("\\u{1b}]0;evil\\u{7}"), "{output}");
 }
 
 /// Rates are relative to the previous answer, not to the first one. `--directory` takes precedence
 /// over the environment.
 #[test]
 fn rates_are_since_last_answer() {
-    const SAID: [&str; 4] = [
+    const ANSWERS: [&str; 4] = [
         r#"{"format":1,"process":{"age_ns":1000000000},
             "queue_pairs":[{"number":5,"counters":{"tx_bytes":0}}]}"#,
         r#"{"format":1,"process":{"age_ns":2000000000},
@@ -239,7 +241,7 @@ fn rates_are_since_last_answer() {
         "",
     ];
     let scratch = Scratch::new();
-    let (pid, dir) = answers(&scratch, &SAID);
+    let (pid, dir) = answer_with(&scratch, &ANSWERS);
     let mut command = iwarp(&["stat", &pid, "--directory", &dir, "--watch=0.1"]);
     let out = command.env("IWARP_STAT", scratch.sub("empty")).output();
     let shown = text(&out.unwrap().stdout);

@@ -4,7 +4,7 @@ use crate::common::{Scratch, iwarp, text};
 use std::path::Path;
 use std::process::Command;
 
-/// The error of a machine that does not allow mounts: these tests have no preload library for it.
+/// The error if the machine does not allow mounts and there is no preload library.
 const FORBIDDEN: &str = "needs a mount namespace";
 
 #[test]
@@ -29,10 +29,10 @@ fn only_the_program_sees_devices() {
         "-c",
         script,
     ];
-    let there = || {
+    let visible = || {
         ["/sys/class/infiniband/iwarp0", "/dev/infiniband/uverbs0"].map(|p| Path::new(p).exists())
     };
-    let before = there();
+    let before = visible();
     let out = iwarp(&args)
         .env("IWARP_LIBRARY", &library)
         .output()
@@ -67,11 +67,11 @@ fn only_the_program_sees_devices() {
             "iwarp0"
         ]
     );
-    assert_eq!(there(), before);
+    assert_eq!(visible(), before);
 }
 
-/// Programs for RoCE NICs look for the nodes, so they are shown without an option where the machine
-/// allows it. Elsewhere the program runs without them.
+/// Programs for RoCE NICs look for the nodes, so `--as roce` implies `--sysfs` where the machine
+/// allows it. Elsewhere the program runs without the nodes.
 #[test]
 fn roce_shows_devices_without_option() {
     let scratch = Scratch::new();
@@ -126,7 +126,7 @@ fn without_mounts(args: &[&str]) -> Option<Command> {
 }
 
 /// Without mounts the devices are in a folder of the user, and the program gets the preload
-/// library. The same devices use the same folder the next time.
+/// library. Another run with the same devices uses the same folder.
 #[test]
 fn devices_without_mounts_are_in_folder() {
     let scratch = Scratch::new();
@@ -151,7 +151,7 @@ fn devices_without_mounts_are_in_folder() {
     };
     assert!(text(&out.stderr).contains(FORBIDDEN) && !out.status.success());
     let out = run("--as", "roce").unwrap();
-    assert!(out.status.success(), "most programs run without");
+    assert!(out.status.success(), "most programs do not need the nodes");
     assert!(text(&out.stderr).contains(FORBIDDEN));
 
     let paths = scratch.path("libiwarp_paths.so");

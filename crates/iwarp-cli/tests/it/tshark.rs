@@ -106,7 +106,7 @@ fn bind(
     bind.new_stag
 }
 
-fn next(cq: &CompletionQueue) -> Cqe {
+fn next_completion(cq: &CompletionQueue) -> Cqe {
     let mut done = [Cqe::default()];
     cq.wait(&mut done, WAIT).unwrap();
     done[0]
@@ -133,24 +133,23 @@ fn serve_every_opcode(ctx: &Context, listener: &ListeningId) -> Counters {
         ..ConnectionParameters::default()
     };
     let connection = request.accept(qp, &parameters).unwrap();
-    // The Send carries the STags of the windows. It is posted after the Binds, so the
-    // windows are bound when it arrives.
+    // The Send contains the STags of the windows. It is posted after the Binds, so the windows are
+    // bound when it arrives.
     let windows = [(); 2].map(|()| bind(ctx, &pd, &connection, &memory));
     let stags = windows.map(|window| window.0.to_be_bytes()).concat();
     connection
         .post_send(&[SendWr::inline(99, &[&stags])])
         .unwrap();
     for _ in windows {
-        let done = next(&cq);
+        let done = next_completion(&cq);
         assert_eq!((done.wr_id, done.status), (99, WcStatus::Success));
     }
     for _ in 0..RECEIVES {
-        let done = next(&cq);
+        let done = next_completion(&cq);
         let fault = connection.fault();
         assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
     }
-    // The client's last request violates the protection, so the connection ends with an
-    // error.
+    // The client's last request is a protection violation, so the connection ends with an error.
     let end = connection.wait_disconnected(WAIT).unwrap_err();
     assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
     for window in windows {
@@ -205,13 +204,13 @@ fn request_every_opcode(
         SendWr::new(0, swap, &word),
     ] {
         connection.post_send(&[wr.signaled()]).unwrap();
-        let done = next(cq);
+        let done = next_completion(cq);
         assert_eq!(done.status, WcStatus::Success, "{:?}", wr.op);
     }
     // This Read is outside the region, so the server answers with a Terminate.
     let outside = SendWr::read(0, remote_addr + SIZE as u64, rkey, &small);
     connection.post_send(&[outside.signaled()]).unwrap();
-    assert_eq!(next(cq).status, WcStatus::RemoteAccess);
+    assert_eq!(next_completion(cq).status, WcStatus::RemoteAccess);
 }
 
 /// Uses every operation once between two ends in this process, and ends with a Terminate.
@@ -220,7 +219,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     config.crc = crc;
     config.markers = markers;
     config.capture = Some(file.to_path_buf());
-    // With loopback's segment size, most messages would fit one segment.
+    // Smaller than loopback's segments, so that large messages have several segments.
     config.mss = Some(9000);
     let ip = ip.parse().unwrap();
     let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
@@ -234,14 +233,14 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(64, None).unwrap();
     let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
-    let told = pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
-    let sges = &[told.sge(..).unwrap()];
+    let stags = pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
+    let sges = &[stags.sge(..).unwrap()];
     qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
     let connection = Connector::new(&ctx).connect(address, qp).unwrap();
     let memory = RemoteMemory::from_bytes(connection.private_data()).unwrap();
-    assert_eq!((next(&cq).status, told.len()), (WcStatus::Success, 8));
-    let told = told.to_vec(..).unwrap();
-    let window = |i: usize| u32::from_be_bytes(told[4 * i..][..4].try_into().unwrap());
+    assert_eq!(next_completion(&cq).status, WcStatus::Success);
+    let stags = stags.to_vec(..).unwrap();
+    let window = |i: usize| u32::from_be_bytes(stags[4 * i..][..4].try_into().unwrap());
     let local = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
     local.write_at(0, &noise(SIZE)).unwrap();
     request_every_opcode(&connection, &cq, &local, memory, window);
@@ -252,7 +251,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
 }
 
 #[test]
-fn every_opcode_in_every_stream() {
+fn every_opcode_is_decoded() {
     for ip in ["127.0.0.1", "::1"] {
         for markers in [false, true] {
             for crc in [true, false] {
@@ -271,79 +270,79 @@ fn every_opcode_in_every_stream() {
 }
 
 /// A request that violates a rule.
-struct Offence {
+struct Violation {
     name: &'static str,
     /// The client's access to the server's memory.
     access: Access,
     /// Length of the server's receive, if it posts one.
     receive: Option<usize>,
     /// Posts the request, given the client's queue pair and memory, and the server's memory.
-    commit: fn(&iwarp::runtime::QueuePair, &MemoryRegion, RemoteMemory),
-    /// Layer, type and code of the Terminate that answers it.
-    answer: [u8; 3],
+    post: fn(&iwarp::runtime::QueuePair, &MemoryRegion, RemoteMemory),
+    /// Layer, type and code of the Terminate that answers the request.
+    terminate: [u8; 3],
 }
 
-const OFFENCES: &[Offence] = &[
-    Offence {
+const VIOLATIONS: &[Violation] = &[
+    Violation {
         name: "Write with a wrong key",
         access: Access::REMOTE_WRITE,
         receive: None,
-        commit: |qp, memory, to| write(qp, memory, to.addr, to.rkey ^ 1),
-        answer: [1, 1, 0],
+        post: |qp, memory, to| write(qp, memory, to.addr, to.rkey ^ 1),
+        terminate: [1, 1, 0],
     },
-    Offence {
+    Violation {
         name: "Write beyond the end",
         access: Access::REMOTE_WRITE,
         receive: None,
-        commit: |qp, memory, to| write(qp, memory, to.addr + 1, to.rkey),
-        answer: [1, 1, 1],
+        post: |qp, memory, to| write(qp, memory, to.addr + 1, to.rkey),
+        terminate: [1, 1, 1],
     },
-    Offence {
+    Violation {
         name: "Write without permission",
         access: Access::REMOTE_READ,
         receive: None,
-        commit: |qp, memory, to| write(qp, memory, to.addr, to.rkey),
-        answer: [0, 1, 2],
+        post: |qp, memory, to| write(qp, memory, to.addr, to.rkey),
+        terminate: [0, 1, 2],
     },
-    Offence {
+    Violation {
         name: "Read with a wrong key",
         access: Access::REMOTE_READ,
         receive: None,
-        commit: |qp, memory, to| read(qp, memory, to.addr, to.rkey ^ 1),
-        answer: [0, 1, 0],
+        post: |qp, memory, to| read(qp, memory, to.addr, to.rkey ^ 1),
+        terminate: [0, 1, 0],
     },
-    Offence {
+    Violation {
         name: "Read beyond the end",
         access: Access::REMOTE_READ,
         receive: None,
-        commit: |qp, memory, to| read(qp, memory, to.addr + 1, to.rkey),
-        answer: [0, 1, 1],
+        post: |qp, memory, to| read(qp, memory, to.addr + 1, to.rkey),
+        terminate: [0, 1, 1],
     },
-    Offence {
+    Violation {
         name: "Read without permission",
         access: Access::REMOTE_WRITE,
         receive: None,
-        commit: |qp, memory, to| read(qp, memory, to.addr, to.rkey),
-        answer: [0, 1, 2],
+        post: |qp, memory, to| read(qp, memory, to.addr, to.rkey),
+        terminate: [0, 1, 2],
     },
-    Offence {
+    Violation {
         name: "Send without a receive",
         access: Access::REMOTE_WRITE,
         receive: None,
-        commit: |qp, memory, _| send(qp, memory),
-        answer: [1, 2, 2],
+        post: |qp, memory, _| send(qp, memory),
+        terminate: [1, 2, 2],
     },
-    Offence {
+    Violation {
         name: "Send that is too long",
         access: Access::REMOTE_WRITE,
-        receive: Some(FEW - 1),
-        commit: |qp, memory, _| send(qp, memory),
-        answer: [1, 2, 5],
+        receive: Some(MESSAGE_LEN - 1),
+        post: |qp, memory, _| send(qp, memory),
+        terminate: [1, 2, 5],
     },
 ];
 
 /// Length of the server's memory and of each message, in bytes.
-const FEW: usize = 64;
+const MESSAGE_LEN: usize = 64;
 
 fn post(qp: &iwarp::runtime::QueuePair, wr: SendWr<'_>) {
     qp.post_send(&[wr.signaled()]).unwrap();
@@ -410,7 +409,7 @@ fn every_terminate_is_decoded() {
     let t = Scratch::new();
     let file = t.path("run.pcapng");
     let ctx = recorded(&file);
-    for offence in OFFENCES {
+    for violation in VIOLATIONS {
         let listener = ListeningId::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr();
         let server = std::thread::spawn({
@@ -419,11 +418,11 @@ fn every_terminate_is_decoded() {
                 let pd = ProtectionDomain::new(&ctx);
                 let cq = ctx.create_cq(8, None).unwrap();
                 let memory = pd
-                    .reg_mr(FEW, offence.access | Access::LOCAL_WRITE)
+                    .reg_mr(MESSAGE_LEN, violation.access | Access::LOCAL_WRITE)
                     .unwrap();
                 let request = listener.accept(WAIT).unwrap();
                 let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
-                if let Some(len) = offence.receive {
+                if let Some(len) = violation.receive {
                     let sges = &[memory.sge(..len).unwrap()];
                     qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
                 }
@@ -433,7 +432,7 @@ fn every_terminate_is_decoded() {
                 };
                 let connection = request.accept(qp, &parameters).unwrap();
                 let _ = connection.wait_disconnected(WAIT);
-                // The end of the connection may be reported before the Terminate is counted.
+                // The Terminate may be counted after the end of the connection is reported.
                 let sent = || connection.counters().terminates_sent;
                 let start = Instant::now();
                 while sent() == 0 && Some(start.elapsed()) < WAIT {
@@ -447,24 +446,24 @@ fn every_terminate_is_decoded() {
         let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
         let connection = Connector::new(&ctx).connect(address, qp).unwrap();
         let remote = RemoteMemory::from_bytes(connection.private_data()).unwrap();
-        let local = pd.reg_mr(FEW, Access::LOCAL_WRITE).unwrap();
-        (offence.commit)(&connection, &local, remote);
+        let local = pd.reg_mr(MESSAGE_LEN, Access::LOCAL_WRITE).unwrap();
+        (violation.post)(&connection, &local, remote);
         let _ = connection.wait_disconnected(WAIT);
         drop(connection);
-        assert_eq!(server.join().unwrap(), 1, "{}", offence.name);
+        assert_eq!(server.join().unwrap(), 1, "{}", violation.name);
     }
     ctx.flush_capture().unwrap();
     let Some(seen) = terminates(&file) else {
         return;
     };
-    assert!(seen.into_iter().eq(OFFENCES.iter().map(|o| o.answer)));
+    assert!(seen.into_iter().eq(VIOLATIONS.iter().map(|o| o.terminate)));
     let text = capture::tshark(&file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
-    // Three FPDUs each: the first message of the set-up, the wrong request, and the Terminate.
-    assert_eq!(text.matches("(Good CRC32)").count(), 3 * OFFENCES.len());
+    // Three FPDUs per connection: the RTR message of the set-up, the request, and the Terminate.
+    assert_eq!(text.matches("(Good CRC32)").count(), 3 * VIOLATIONS.len());
     assert!(!text.contains("Malformed") && !text.contains("Bad CRC32"));
 }
 
-/// A Terminate of the MPA layer: the peer, a plain TCP socket, sends an FPDU with a wrong CRC.
+/// Causes a Terminate of the MPA layer: a plain TCP socket sends an FPDU with a wrong CRC.
 #[test]
 fn mpa_terminate_is_decoded() {
     let t = Scratch::new();

@@ -86,16 +86,17 @@ fn rate_axis_ignores_tiny_messages() {
         curves: vec![curve("tcp", Mark::Diamond, &points)],
     };
     assert!(panel.values(Band::Extremes).start >= 1e5);
-    // Two points are inside the frame, and the third is below it. The legend has one more mark.
-    let white = figure(
+    // Hollow marks are white: two points inside the frame and one in the legend. The background is
+    // white as well.
+    let hollow = figure(
         &[Unit::OctetsPerSecond],
         &[curve("no CRC", Mark::Diamond, &points)],
     );
-    assert!(white.contains("(1 below the frame)"), "{white}");
+    assert!(hollow.contains("(1 below the frame)"), "{hollow}");
     assert_eq!(
-        white.matches("fill=\"#FFFFFF\"").count(),
+        hollow.matches("fill=\"#FFFFFF\"").count(),
         1 + 2 + 1,
-        "{white}"
+        "{hollow}"
     );
 }
 
@@ -139,7 +140,7 @@ fn empty_and_single_point_are_drawn() {
 }
 
 #[test]
-fn numbers_are_round_and_human() {
+fn labels_are_round_numbers_with_units() {
     let label = |unit: Unit, v: f64| unit.label(v);
     assert_eq!(label(Unit::Seconds, 2e-5), "20 µs");
     assert_eq!(label(Unit::Seconds, 1e-3), "1 ms");

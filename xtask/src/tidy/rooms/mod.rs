@@ -1,9 +1,9 @@
-//! Checks which rooms of a crate name which others: `xtask/rooms.txt` lists what is allowed.
+//! Checks the dependencies between the rooms of each crate against the table `xtask/rooms.txt`.
 //!
 //! A room is a top-level module of a crate, with all modules inside of it. Room A has an arrow to
-//! room B if code of A, without its tests, has a path that ends in B. Where a path goes through
-//! re-exports and imports, it ends where the item comes from. The root of a crate is no room: it
-//! may name every room, and only what it re-exports leads on.
+//! room B if code of A, without its tests, has a path that resolves to an item of B. Re-exports and
+//! imports are followed to the module that defines the item. The root of a crate is no room: it may
+//! name every room, and a path to one of its re-exports resolves to the room of the item.
 
 mod modules;
 mod table;
@@ -18,6 +18,7 @@ use table::{Arrows, Section};
 
 /// The table of rooms.
 pub(crate) const FILE: &str = "xtask/rooms.txt";
+
 /// The modules of `conformance` and of each crate below `crates/`.
 #[derive(Default)]
 pub(crate) struct Crates {
@@ -36,15 +37,15 @@ impl Crates {
         self.modules.entry(name).or_default().add(path, text);
     }
 
-    /// Returns the rooms that there are, and what they name, as the table has it: each room below
-    /// those that it names.
+    /// Returns all rooms and what they name, in the format of the table. Each room is below those
+    /// that it names.
     pub(crate) fn print(&self) -> String {
         let mut text = String::new();
         for (name, modules) in &self.modules {
             text.push_str(&format!("[{name}]\n"));
-            let mut left = modules.arrows();
-            while let Some(room) = next(&left) {
-                let to: Vec<String> = left
+            let mut remaining = modules.arrows();
+            while let Some(room) = lowest(&remaining) {
+                let to: Vec<String> = remaining
                     .remove(&room)
                     .into_iter()
                     .flatten()
@@ -58,7 +59,8 @@ impl Crates {
         text
     }
 
-    /// Returns what the table does not allow, and what it allows without need.
+    /// Returns a finding for each arrow that the table does not allow, for each unused permission,
+    /// and for each other difference.
     pub(crate) fn compare(&self, table: &Table) -> Vec<Finding> {
         let mut texts = Vec::new();
         for (name, modules) in &self.modules {
@@ -86,13 +88,14 @@ impl Crates {
     }
 }
 
-/// Returns the first room that names none of the others, or the first one if they form cycles.
-fn next(left: &Arrows) -> Option<String> {
-    let lowest = left
+/// Returns the first room that names none of the other remaining rooms. If there is none, because
+/// of a cycle, returns the first room.
+fn lowest(remaining: &Arrows) -> Option<String> {
+    let lowest = remaining
         .iter()
-        .find(|(_, to)| to.keys().all(|to| !left.contains_key(to)));
+        .find(|(_, to)| to.keys().all(|to| !remaining.contains_key(to)));
     lowest
-        .or(left.first_key_value())
+        .or(remaining.first_key_value())
         .map(|(room, _)| room.clone())
 }
 
@@ -141,7 +144,7 @@ mod tests {
         texts.map(|finding| finding.text).collect()
     }
 
-    /// The sources, in which a file has `more` at its end.
+    /// Returns the sources with the file `file` replaced by `text`.
     fn with<'a>(file: &'a str, text: &'a str) -> Vec<(&'a str, &'a str)> {
         let mut sources: Vec<_> = SOURCES.to_vec();
         sources.retain(|(known, _)| *known != file);
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn cycle_of_the_table_is_found() {
+    fn cycle_in_table_is_found() {
         let sources = with("low/inner.rs", "use crate::high::f; pub(crate) struct Low;");
         let found = findings(&sources, "[crates/x]\nlow: high\nhigh: low\n");
         assert_eq!(

@@ -1,23 +1,23 @@
-//! The modules of a crate, the paths that their code has, and where these end.
+//! The modules of a crate, the paths in their code, and the modules that these resolve to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::table::Arrows;
 use super::tokens::{Token, tokens};
 
-/// The names on the way to a module or an item, from the root.
+/// The names of a path, usually from the root of the crate.
 type Path = Vec<String>;
 
-/// Longer chains of re-exports do not exist.
-const HOPS_MAX: usize = 16;
+/// The maximum number of re-exports that are followed. It stops the search if they form a cycle.
+const REEXPORTS_MAX: usize = 16;
 
 /// The modules of a crate. Modules inside a file count as parts of that file.
 #[derive(Default)]
 pub(super) struct Modules {
     known: BTreeSet<Path>,
-    /// What a name means in a module: its imports and re-exports.
+    /// The imports and re-exports of each module: the target of each name.
     imports: BTreeMap<(Path, String), Path>,
-    /// The paths of each module, as they are written.
+    /// The modules and the paths in their code, as written.
     paths: BTreeSet<(Path, Path)>,
 }
 
@@ -31,25 +31,25 @@ impl Modules {
         if path.iter().any(is_test) || path.first() == Some(&"bin") {
             return;
         }
-        let mut at: Path = path
+        let mut module: Path = path
             .iter()
             .map(|part| part.strip_suffix(".rs").unwrap_or(part).to_owned())
             .collect();
         let is_root = |name: &String| matches!(name.as_str(), "mod" | "lib" | "main");
-        if at.last().is_some_and(is_root) {
-            at.pop();
+        if module.last().is_some_and(is_root) {
+            module.pop();
         }
-        self.known.insert(at.clone());
+        self.known.insert(module.clone());
         let scan = Scan {
             modules: self,
-            file: at,
+            file: module,
             inline: Vec::new(),
             depth: 0,
         };
         scan.run(&tokens(text));
     }
 
-    /// Returns what each room names.
+    /// Returns the rooms that each room names.
     pub(super) fn arrows(&self) -> Arrows {
         let mut arrows = Arrows::new();
         for module in &self.known {
@@ -58,7 +58,7 @@ impl Modules {
             }
         }
         for (module, path) in &self.paths {
-            let (Some(from), Some(to)) = (module.first(), self.end(module, path)) else {
+            let (Some(from), Some(to)) = (module.first(), self.resolve(module, path)) else {
                 continue;
             };
             if let Some(to) = to.first().filter(|to| *to != from) {
@@ -70,40 +70,41 @@ impl Modules {
         arrows
     }
 
-    /// Returns the module in which a path ends. Returns `None` for paths into other crates.
-    fn end(&self, module: &[String], path: &[String]) -> Option<Path> {
+    /// Returns the module that defines the item of a path in `module`. Returns `None` for paths
+    /// into other crates.
+    fn resolve(&self, module: &[String], path: &[String]) -> Option<Path> {
         let mut rest: Path = absolute(module, path)
             .or_else(|| self.imported(module, path))
             .or_else(|| self.child(module, path))?;
-        for _ in 0..HOPS_MAX {
+        for _ in 0..REEXPORTS_MAX {
             let depth = (0..=rest.len())
                 .rev()
                 .find(|depth| self.known.contains(&rest[..*depth]))?;
-            let (at, names) = rest.split_at(depth);
-            let next = names.split_first().and_then(|(name, behind)| {
-                let target = self.imports.get(&(at.to_vec(), name.clone()))?;
-                let mut next = absolute(at, target).or_else(|| self.child(at, target))?;
-                next.extend_from_slice(behind);
-                Some(next)
+            let (parent, names) = rest.split_at(depth);
+            let target = names.split_first().and_then(|(name, suffix)| {
+                let target = self.imports.get(&(parent.to_vec(), name.clone()))?;
+                let mut whole = absolute(parent, target).or_else(|| self.child(parent, target))?;
+                whole.extend_from_slice(suffix);
+                Some(whole)
             });
-            match next {
-                Some(next) => rest = next,
-                None => return Some(at.to_vec()),
+            match target {
+                Some(target) => rest = target,
+                None => return Some(parent.to_vec()),
             }
         }
         None
     }
 
-    /// Returns a path whose first name the module has imported.
+    /// Returns the path from the root if its first name is an import of the module.
     fn imported(&self, module: &[String], path: &[String]) -> Option<Path> {
-        let (first, behind) = path.split_first()?;
+        let (first, suffix) = path.split_first()?;
         let target = self.imports.get(&(module.to_vec(), first.clone()))?;
         let mut whole = absolute(module, target)?;
-        whole.extend_from_slice(behind);
+        whole.extend_from_slice(suffix);
         Some(whole)
     }
 
-    /// Returns a path whose first name is a module inside of this one.
+    /// Returns the path from the root if its first name is a module inside of this one.
     fn child(&self, module: &[String], path: &[String]) -> Option<Path> {
         let mut whole = module.to_vec();
         whole.push(path.first()?.clone());
@@ -115,42 +116,42 @@ impl Modules {
     }
 }
 
-/// Returns a path that begins with `crate`, `self` or `super`, from the root.
+/// Returns the path from the root if it begins with `crate`, `self` or `super`.
 fn absolute(module: &[String], path: &[String]) -> Option<Path> {
-    let mut at = module.to_vec();
+    let mut whole = module.to_vec();
     let mut names = path;
     match names.first()?.as_str() {
-        "crate" => at.clear(),
+        "crate" => whole.clear(),
         "self" => {}
         "super" => {
-            while let Some(("super", behind)) = names.split_first().map(|(n, b)| (n.as_str(), b)) {
-                at.pop();
-                names = behind;
+            while let Some(("super", rest)) = names.split_first().map(|(n, r)| (n.as_str(), r)) {
+                whole.pop();
+                names = rest;
             }
-            at.extend_from_slice(names);
-            return Some(at);
+            whole.extend_from_slice(names);
+            return Some(whole);
         }
         _ => return None,
     }
-    at.extend_from_slice(&names[1..]);
-    Some(at)
+    whole.extend_from_slice(&names[1..]);
+    Some(whole)
 }
 
 /// Reads the tokens of one file.
 struct Scan<'a> {
     modules: &'a mut Modules,
     file: Path,
-    /// The modules inside the file that the next token is in, with the depth of their braces.
+    /// The inline modules around the next token, each with the depth of its braces.
     inline: Vec<(String, usize)>,
     depth: usize,
 }
 
 impl Scan<'_> {
     fn run(mut self, tokens: &[Token]) {
-        let mut at = 0;
-        while let Some(token) = tokens.get(at) {
-            let rest = &tokens[at..];
-            at += match token {
+        let mut index = 0;
+        while let Some(token) = tokens.get(index) {
+            let rest = &tokens[index..];
+            index += match token {
                 Token::Name(word) if word == "use" => self.import(&rest[1..]) + 1,
                 Token::Name(word) if word == "mod" => self.inline_module(&rest[1..]) + 1,
                 Token::Name(_) => self.path(rest),
@@ -174,7 +175,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Notes a module that has its code here. Returns how many tokens were read.
+    /// Enters an inline module, if `mod` starts one. Returns how many tokens were read.
     fn inline_module(&mut self, tokens: &[Token]) -> usize {
         if let [Token::Name(name), Token::Mark('{'), ..] = tokens {
             self.depth += 1;
@@ -184,8 +185,8 @@ impl Scan<'_> {
         0
     }
 
-    /// Returns a path as it reads in the file's module: one `super` less for each module inside the
-    /// file. Returns `None` if it stays in the file.
+    /// Converts a path in an inline module to a path in the file's module: one `super` is removed
+    /// for each inline module. Returns `None` for a path to an item of this file.
     fn in_file(&self, path: &[String]) -> Option<Path> {
         let supers = path.iter().take_while(|name| *name == "super").count();
         if self.inline.is_empty() || supers == 0 {
@@ -194,7 +195,7 @@ impl Scan<'_> {
         (supers > self.inline.len()).then(|| path[self.inline.len()..].to_vec())
     }
 
-    fn note(&mut self, path: &[String]) {
+    fn add_path(&mut self, path: &[String]) {
         if let Some(path) = self.in_file(path) {
             self.modules.paths.insert((self.file.clone(), path));
         }
@@ -214,7 +215,7 @@ impl Scan<'_> {
             read += 1;
         }
         if names.len() > 1 {
-            self.note(&names);
+            self.add_path(&names);
         }
         read
     }
@@ -239,43 +240,44 @@ impl Scan<'_> {
     }
 }
 
-/// Returns the paths of a tree of imports, each with the name that it gets; a glob gives none.
-fn leaves(before: &[String], tokens: &[Token]) -> Vec<(Path, Option<String>)> {
-    let mut path = before.to_vec();
-    let mut at = 0;
-    while let Some(token) = tokens.get(at) {
+/// Returns the paths of a tree of imports after `prefix`, each with the name that it declares. A
+/// glob declares none.
+fn leaves(prefix: &[String], tokens: &[Token]) -> Vec<(Path, Option<String>)> {
+    let mut path = prefix.to_vec();
+    let mut index = 0;
+    while let Some(token) = tokens.get(index) {
         match token {
             Token::Mark('{') => {
-                let inner = &tokens[at + 1..tokens.len() - 1];
+                let inner = &tokens[index + 1..tokens.len() - 1];
                 let branches = branches(inner).into_iter();
                 return branches.flat_map(|b| leaves(&path, b)).collect();
             }
             Token::Mark('*') => return vec![(path, None)],
             Token::Name(word) if word == "as" => {
-                let name = tokens.get(at + 1).and_then(Token::name);
+                let name = tokens.get(index + 1).and_then(Token::name);
                 return vec![(path, name.map(str::to_owned))];
             }
             Token::Name(word) if word == "self" && !path.is_empty() => {}
             Token::Name(word) => path.push(word.clone()),
             _ => {}
         }
-        at += 1;
+        index += 1;
     }
     let name = path.last().cloned();
     vec![(path, name)]
 }
 
-/// Splits the inside of braces at its commas.
+/// Splits the tokens between braces at the commas.
 fn branches(tokens: &[Token]) -> Vec<&[Token]> {
     let mut branches = Vec::new();
     let (mut start, mut depth) = (0, 0_usize);
-    for (at, token) in tokens.iter().enumerate() {
+    for (index, token) in tokens.iter().enumerate() {
         match token {
             Token::Mark('{') => depth += 1,
             Token::Mark('}') => depth = depth.saturating_sub(1),
             Token::Mark(',') if depth == 0 => {
-                branches.push(&tokens[start..at]);
-                start = at + 1;
+                branches.push(&tokens[start..index]);
+                start = index + 1;
             }
             _ => {}
         }
@@ -289,7 +291,7 @@ fn branches(tokens: &[Token]) -> Vec<&[Token]> {
 mod tests {
     use super::*;
 
-    /// Returns the arrows of a crate that has the rooms `a` to `d`, and these files.
+    /// Returns the arrows of a crate that has the rooms `a` to `d` and `files`.
     fn arrows(files: &[(&str, &str)]) -> String {
         let mut modules = Modules::default();
         for room in ["a", "b", "c", "d"] {
@@ -325,12 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn modules_inside_a_file_count_too() {
-        let inner = |path| format!("mod inner {{ {path} }} use super::c::Y;");
-        let of = |path| arrows(&[("a.rs", &inner(path))]);
-        assert_eq!(of("use super::b::X;"), "a-c");
-        assert_eq!(of("use super::super::b::X;"), "a-b a-c");
-        assert_eq!(of("fn f() { super::super::d::f() }"), "a-c a-d");
+    fn paths_in_inline_modules_are_resolved() {
+        let with_inner = |code| {
+            let text = format!("mod inner {{ {code} }} use super::c::Y;");
+            arrows(&[("a.rs", &text)])
+        };
+        assert_eq!(with_inner("use super::b::X;"), "a-c");
+        assert_eq!(with_inner("use super::super::b::X;"), "a-b a-c");
+        assert_eq!(with_inner("fn f() { super::super::d::f() }"), "a-c a-d");
     }
 
     #[test]
@@ -348,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_name_what_they_want() {
+    fn paths_in_tests_are_ignored() {
         assert_eq!(arrows(&[("a/tests.rs", "use crate::b::X;")]), "");
         assert_eq!(arrows(&[("a/x_tests.rs", "use crate::b::X;")]), "");
         let inline = "#[cfg(test)] mod tests { use crate::b::X; } use crate::c::Y;";

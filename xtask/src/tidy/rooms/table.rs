@@ -1,8 +1,8 @@
-//! The table: for each crate its rooms, and for each room the rooms that it may name.
+//! The table of rooms: for each room of a crate, the rooms that it may name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What each room names, and for each named room a path that does.
+/// The rooms that each room names, each with an example of a path that names it.
 pub(super) type Arrows = BTreeMap<String, BTreeMap<String, String>>;
 
 /// The rooms of a crate.
@@ -17,14 +17,17 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Reads the table: lines `[crate]`, and below each its rows `room: rooms`.
+    /// Parses the table: lines `[crate]`, each followed by the rows `room: rooms` of this crate.
+    /// The errors name the line.
     ///
     /// # Errors
-    /// Names the wrong line.
+    /// - If a row is before the first crate.
+    /// - If a row has no colon.
+    /// - If a room of a crate has two rows.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut sections: Vec<Section> = Vec::new();
         for (at, line) in text.lines().enumerate() {
-            let wrong = |what: &str| format!("line {}: {what}", at + 1);
+            let error = |what: &str| format!("line {}: {what}", at + 1);
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
@@ -36,11 +39,11 @@ impl Table {
                 });
                 continue;
             }
-            let section = sections.last_mut().ok_or_else(|| wrong("no crate"))?;
-            let (room, to) = line.split_once(':').ok_or_else(|| wrong("no colon"))?;
+            let section = sections.last_mut().ok_or_else(|| error("no crate"))?;
+            let (room, to) = line.split_once(':').ok_or_else(|| error("no colon"))?;
             let to = to.split_whitespace().map(str::to_owned).collect();
             if section.rooms.insert(room.to_owned(), to).is_some() {
-                return Err(wrong("the second row of this room"));
+                return Err(error("the second row of this room"));
             }
         }
         Ok(Self { sections })
@@ -52,33 +55,35 @@ impl Table {
 }
 
 impl Section {
-    /// Returns a cycle, if there is one: it begins and ends with the same room.
+    /// Returns a cycle, if there is one. Its first and last room are the same.
     pub(super) fn cycle(&self) -> Option<Vec<&str>> {
         let mut done = BTreeSet::new();
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         self.rooms
             .keys()
-            .find_map(|room| self.cycle_from(room, &mut way, &mut done))
+            .find_map(|room| self.cycle_from(room, &mut path, &mut done))
     }
 
     fn cycle_from<'a>(
         &'a self,
         room: &'a str,
-        way: &mut Vec<&'a str>,
+        path: &mut Vec<&'a str>,
         done: &mut BTreeSet<&'a str>,
     ) -> Option<Vec<&'a str>> {
-        if let Some(start) = way.iter().position(|at| *at == room) {
-            let mut cycle = way[start..].to_vec();
+        if let Some(start) = path.iter().position(|at| *at == room) {
+            let mut cycle = path[start..].to_vec();
             cycle.push(room);
             return Some(cycle);
         }
         if !done.insert(room) {
             return None;
         }
-        way.push(room);
+        path.push(room);
         let to = self.rooms.get(room).into_iter().flatten();
-        let cycle = to.into_iter().find_map(|to| self.cycle_from(to, way, done));
-        way.pop();
+        let cycle = to
+            .into_iter()
+            .find_map(|to| self.cycle_from(to, path, done));
+        path.pop();
         cycle
     }
 }
@@ -93,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn only_cycles_are_cycles() {
+    fn cycles_are_found() {
         assert_eq!(cycle("a: b c\nb: d\nc: d\nd:"), None);
         assert_eq!(cycle("a: b\nb: c\nc: d\nd: b").as_deref(), Some("b c d b"));
         assert_eq!(cycle("a: a").as_deref(), Some("a a"));
     }
 
     #[test]
-    fn wrong_lines_are_named() {
+    fn errors_name_the_line() {
         let error = |text| Table::parse(text).err();
         assert_eq!(error("# text\n\n[x]\na: b\nb:"), None);
         assert_eq!(error("a: b").as_deref(), Some("line 1: no crate"));

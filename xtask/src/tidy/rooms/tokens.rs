@@ -1,4 +1,4 @@
-//! Tokens of Rust code, as far as paths need them, without what belongs to tests.
+//! A tokenizer of Rust code that is sufficient to find paths. It omits tests.
 
 use crate::tidy::code::code_only;
 
@@ -27,7 +27,7 @@ impl Token {
     }
 }
 
-/// Returns the tokens of a text. Comments, literals and items for tests are left out.
+/// Returns the tokens of a text, without comments, literals and items for tests.
 pub(super) fn tokens(text: &str) -> Vec<Token> {
     without_tests(&split(&code_only(text)))
 }
@@ -53,24 +53,24 @@ fn split(code: &str) -> Vec<Token> {
     tokens
 }
 
-/// Leaves out each item that has an attribute `cfg(test)` or `cfg(all(test, …))`.
+/// Removes each item that has an attribute `cfg(test)` or `cfg(all(test, …))`.
 fn without_tests(tokens: &[Token]) -> Vec<Token> {
     let mut kept = Vec::new();
-    let mut at = 0;
-    while at < tokens.len() {
-        if let Some(end) = test_attribute_end(&tokens[at..]) {
-            at += end;
-            at += item_end(&tokens[at..]);
+    let mut index = 0;
+    while index < tokens.len() {
+        if let Some(len) = test_attribute_len(&tokens[index..]) {
+            index += len;
+            index += item_len(&tokens[index..]);
         } else {
-            kept.push(tokens[at].clone());
-            at += 1;
+            kept.push(tokens[index].clone());
+            index += 1;
         }
     }
     kept
 }
 
-/// Returns the length of an attribute for tests that the tokens begin with.
-fn test_attribute_end(tokens: &[Token]) -> Option<usize> {
+/// If the tokens begin with an attribute for tests, returns its length.
+fn test_attribute_len(tokens: &[Token]) -> Option<usize> {
     let [hash, open, cfg, paren, first, ..] = tokens else {
         return None;
     };
@@ -85,23 +85,23 @@ fn test_attribute_end(tokens: &[Token]) -> Option<usize> {
     (first.is("test") || all && !negated).then_some(end)
 }
 
-/// Returns the length of the item that the tokens begin with: to its semicolon, or to the end of
-/// its braces.
-fn item_end(tokens: &[Token]) -> usize {
+/// Returns the length of the first item of the tokens. It ends with a semicolon or with its closing
+/// brace.
+fn item_len(tokens: &[Token]) -> usize {
     let opening = tokens.iter().position(|token| token.is_mark('{'));
     let before = &tokens[..opening.unwrap_or(0)];
     let is_import = before.iter().any(|token| token.is("use"));
     let mut depth = 0_usize;
-    for (at, token) in tokens.iter().enumerate() {
+    for (index, token) in tokens.iter().enumerate() {
         match token {
             Token::Mark('{' | '(' | '[') => depth += 1,
             Token::Mark('}' | ')' | ']') => {
                 depth = depth.saturating_sub(1);
                 if depth == 0 && token.is_mark('}') && !is_import {
-                    return at + 1;
+                    return index + 1;
                 }
             }
-            Token::Mark(';') if depth == 0 => return at + 1,
+            Token::Mark(';') if depth == 0 => return index + 1,
             _ => {}
         }
     }
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_left_out() {
+    fn tests_are_omitted() {
         let text = "a; #[cfg(test)] mod tests { b::<[u8; 2]>(); } c;";
         assert_eq!(names(text), "a c");
         assert_eq!(names("#[cfg(test)] use b::{c, d}; e"), "e");

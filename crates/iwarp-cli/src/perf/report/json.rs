@@ -1,7 +1,7 @@
 //! The report as JSON. Scripts rely on the keys: add keys, but never rename any.
 
 use super::{Report, Row};
-use crate::perf::beside::Beside;
+use crate::perf::under_load::UnderLoad;
 use iwarp_figures::Spread;
 use serde_json::{Value, json};
 
@@ -17,11 +17,11 @@ impl Report {
                 "results": self.tcp.iter().map(tcp).collect::<Vec<_>>(),
             },
             "results": self.rows.iter().map(|r| self.result(r)).collect::<Vec<_>>(),
-            "beside_a_program": self.beside.iter().map(beside).collect::<Vec<_>>(),
+            "beside_a_program": self.under_load.iter().map(under_load).collect::<Vec<_>>(),
             "rounds": self.rounds,
             "markers": self.markers,
-            "cpus": self.others.of,
-            "cpus_used_by_others": figure(self.others.used),
+            "cpus": self.others.cpus,
+            "cpus_used_by_others": six_digits(self.others.cpus_used),
         });
         if let (Some(peer), Some(map)) = (&self.peer, all.as_object_mut()) {
             map.insert("peer".to_owned(), json!(peer));
@@ -69,27 +69,29 @@ fn tcp(t: &Row) -> Value {
     })
 }
 
-fn beside(b: &Beside) -> Value {
+fn under_load(u: &UnderLoad) -> Value {
     json!({
-        "op": b.op.name(),
-        "size_bytes": b.size,
-        "lat_us_p50": median(b.p50),
-        "lat_us_p99": median(b.p99),
-        "left_to_the_program": median(b.left),
+        "op": u.op.name(),
+        "size_bytes": u.size,
+        "lat_us_p50": median(u.p50),
+        "lat_us_p99": median(u.p99),
+        "left_to_the_program": median(u.program_share),
     })
 }
 
 /// Rounds to six significant digits.
-fn figure(v: f64) -> f64 {
+fn six_digits(v: f64) -> f64 {
     format!("{v:.5e}").parse().unwrap_or(v)
 }
 
 fn median(s: Option<Spread>) -> Value {
-    s.map_or(Value::Null, |s| json!(figure(s.median)))
+    s.map_or(Value::Null, |s| json!(six_digits(s.median)))
 }
 
 fn min_max(s: Option<Spread>) -> Value {
-    s.map_or(Value::Null, |s| json!([figure(s.min), figure(s.max)]))
+    s.map_or(Value::Null, |s| {
+        json!([six_digits(s.min), six_digits(s.max)])
+    })
 }
 
 #[cfg(test)]
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_the_promised_ones() {
+    fn documented_keys_are_present() {
         let text = example().json();
         let v: Value = serde_json::from_str(&text).unwrap();
         for key in [
@@ -148,7 +150,7 @@ mod tests {
 
     #[test]
     fn figures_keep_six_digits() {
-        assert_eq!(figure(4_521_234_567.8), 4_521_230_000.0);
-        assert_eq!(figure(0.0), 0.0);
+        assert_eq!(six_digits(4_521_234_567.8), 4_521_230_000.0);
+        assert_eq!(six_digits(0.0), 0.0);
     }
 }

@@ -5,25 +5,25 @@ mod paper;
 mod plot;
 mod table;
 
-use super::beside::Beside;
 use super::host::HostInfo;
 use super::plan::Plan;
 use super::point::{Metric, Op, Point, Poll};
 use super::run::{Sample, Value};
+use super::under_load::UnderLoad;
 use iwarp_figures::Spread;
 use std::collections::BTreeSet;
 
 /// Load by other programs during a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Others {
-    /// CPUs in use, on average.
-    pub(super) used: f64,
+pub(super) struct OtherLoad {
+    /// CPUs that other programs used, on average.
+    pub(super) cpus_used: f64,
     /// Observed CPUs: those that the run was bound to, or all that it might use.
-    pub(super) of: usize,
+    pub(super) cpus: usize,
 }
 
 /// If other programs use more than this fraction of the CPUs, the report warns about it.
-const BUSY: f64 = 0.1;
+const BUSY_FRACTION: f64 = 0.1;
 
 /// One line of results, for an operation, size, CRC setting and way of waiting.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,9 +56,9 @@ pub(crate) struct Report {
     tcp: Vec<Row>,
     rows: Vec<Row>,
     rounds: u32,
-    planned: u32,
-    others: Others,
-    beside: Vec<Beside>,
+    planned_rounds: u32,
+    others: OtherLoad,
+    under_load: Vec<UnderLoad>,
 }
 
 impl Report {
@@ -68,7 +68,7 @@ impl Report {
         samples: &[Sample],
         host: HostInfo,
         peer: Option<HostInfo>,
-        others: Others,
+        others: OtherLoad,
     ) -> Self {
         let keys: BTreeSet<_> = samples
             .iter()
@@ -88,24 +88,24 @@ impl Report {
             tcp,
             rows,
             rounds,
-            planned: plan.rounds,
+            planned_rounds: plan.rounds,
             others,
-            beside: Vec::new(),
+            under_load: Vec::new(),
         }
     }
 
     /// Adds the measurements beside a computing program.
-    pub(crate) fn with_beside(self, beside: Vec<Beside>) -> Self {
-        Self { beside, ..self }
+    pub(crate) fn with_under_load(self, under_load: Vec<UnderLoad>) -> Self {
+        Self { under_load, ..self }
     }
 
     /// Returns a warning if other programs disturbed the run.
-    fn busy(&self) -> Option<String> {
-        let Others { used, of } = self.others;
-        (used > of as f64 * BUSY).then(|| {
+    fn busy_warning(&self) -> Option<String> {
+        let OtherLoad { cpus_used, cpus } = self.others;
+        (cpus_used > cpus as f64 * BUSY_FRACTION).then(|| {
             format!(
-                "Busy machine: other programs used {used:.1} of {of} CPU(s) during this run. \
-                 Stop them for better and steadier figures."
+                "Busy machine: other programs used {cpus_used:.1} of {cpus} CPU(s) during this \
+                 run. Stop them for better and steadier figures."
             )
         })
     }
@@ -136,7 +136,7 @@ fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row 
         )
     };
     let ratio = |metric, f: fn(&Value) -> Option<f64>| {
-        let mine = Point {
+        let point = Point {
             op,
             size,
             crc,
@@ -146,9 +146,9 @@ fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row 
         let tcp = Point {
             op: Op::Tcp,
             crc: false,
-            ..mine
+            ..point
         };
-        let in_round = |s: &Sample| {
+        let tcp_of_round = |s: &Sample| {
             samples
                 .iter()
                 .find(|t| t.round == s.round && t.point == tcp)
@@ -157,12 +157,12 @@ fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row 
         Spread::of(
             samples
                 .iter()
-                .filter(|s| s.point == mine)
-                .filter_map(|s| Some(f(&s.value)? / in_round(s)?))
+                .filter(|s| s.point == point)
+                .filter_map(|s| Some(f(&s.value)? / tcp_of_round(s)?))
                 .collect(),
         )
     };
-    let rdma = |s: Option<Spread>| if op == Op::Tcp { None } else { s };
+    let unless_tcp = |s: Option<Spread>| if op == Op::Tcp { None } else { s };
     Row {
         op,
         size,
@@ -174,8 +174,8 @@ fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row 
         bytes_per_s: pick(Metric::Bandwidth, bytes),
         msgs_per_s: pick(Metric::Bandwidth, msgs),
         bw_cpu: pick(Metric::Bandwidth, cpu),
-        lat_ratio: rdma(ratio(Metric::Latency, p50)),
-        bw_ratio: rdma(ratio(Metric::Bandwidth, bytes)),
+        lat_ratio: unless_tcp(ratio(Metric::Latency, p50)),
+        bw_ratio: unless_tcp(ratio(Metric::Bandwidth, bytes)),
     }
 }
 
@@ -290,15 +290,18 @@ pub(super) mod tests {
             date: "2024-02-29T12:00:00Z".to_owned(),
             iwarp: "0.1.0".to_owned(),
         };
-        let others = Others { used: 0.1, of: 2 };
-        let beside = [Op::Tcp, Op::TcpPolls, Op::Send].map(|op| Beside {
+        let others = OtherLoad {
+            cpus_used: 0.1,
+            cpus: 2,
+        };
+        let under_load = [Op::Tcp, Op::TcpPolls, Op::Send].map(|op| UnderLoad {
             op,
             size: 4,
             p50: Spread::of(vec![9.0]),
             p99: Spread::of(vec![12.0]),
-            left: Spread::of(vec![0.61]),
+            program_share: Spread::of(vec![0.61]),
         });
-        Report::new(&plan, &samples(), host, None, others).with_beside(beside.into())
+        Report::new(&plan, &samples(), host, None, others).with_under_load(under_load.into())
     }
 
     #[test]

@@ -15,11 +15,11 @@ const LARGE: u64 = 64 << 10;
 
 const MISSING: &str = "–";
 
-/// Measured cells of a line: the blocking figures, their ratios, and the same for spinning.
+/// Measured cells of a line: blocking figures, their ratios to TCP, spinning figures, their ratios.
 type Cells = [String; 4];
 
 /// Formats the values of both sizes in one cell.
-fn both(value: impl Fn(u64) -> Option<String>) -> String {
+fn both_sizes(value: impl Fn(u64) -> Option<String>) -> String {
     match (value(SMALL), value(LARGE)) {
         (None, None) => MISSING.to_owned(),
         (small, large) => {
@@ -39,7 +39,7 @@ fn median(spread: Spread) -> String {
 }
 
 impl Report {
-    /// Returns the table, or `None` if this run has neither size.
+    /// Returns the table, or `None` if this run measured neither size.
     pub(super) fn paper(&self) -> Option<String> {
         let has = |s: u64| self.tcp.iter().any(|t| t.size == s && t.p50.is_some());
         if !has(SMALL) && !has(LARGE) {
@@ -49,12 +49,12 @@ impl Report {
         let op = [Op::Send, Op::Write, Op::Read]
             .into_iter()
             .find(|&op| self.rows.iter().any(|r| r.op == op));
-        let line = |name: &str, then: &str, then_ratio: &str, cells: Cells| {
+        let line = |name: &str, of_2005: &str, ratio_of_2005: &str, cells: Cells| {
             let [blocking, blocking_ratio, spinning, spinning_ratio] = cells;
             [
                 name.to_owned(),
-                then.to_owned(),
-                then_ratio.to_owned(),
+                of_2005.to_owned(),
+                ratio_of_2005.to_owned(),
                 blocking,
                 blocking_ratio,
                 spinning,
@@ -77,22 +77,23 @@ impl Report {
     }
 
     fn iwarp_cells(&self, op: Op, crc: bool) -> Cells {
-        let of = |poll| {
+        let cells = |poll| {
             let row = |size| find(&self.rows, op, crc, poll, size);
             [
-                both(|s| row(s)?.p50.map(median)),
-                both(|s| row(s)?.lat_ratio.map(|x| format!("{:.2}", x.median))),
+                both_sizes(|s| row(s)?.p50.map(median)),
+                both_sizes(|s| row(s)?.lat_ratio.map(|x| format!("{:.2}", x.median))),
             ]
         };
         let ([blocking, blocking_ratio], [spinning, spinning_ratio]) =
-            (of(Poll::Event), of(Poll::Spin));
+            (cells(Poll::Event), cells(Poll::Spin));
         [blocking, blocking_ratio, spinning, spinning_ratio]
     }
 
     fn tcp_cells(&self) -> Cells {
-        let of = |poll| both(|size| find(&self.tcp, Op::Tcp, false, poll, size)?.p50.map(median));
+        let cell =
+            |poll| both_sizes(|size| find(&self.tcp, Op::Tcp, false, poll, size)?.p50.map(median));
         let one = |cell: &str| if cell == MISSING { MISSING } else { "1" }.to_owned();
-        let (blocking, spinning) = (of(Poll::Event), of(Poll::Spin));
+        let (blocking, spinning) = (cell(Poll::Event), cell(Poll::Spin));
         let ratios = (one(&blocking), one(&spinning));
         [blocking, ratios.0, spinning, ratios.1]
     }
@@ -103,7 +104,7 @@ mod tests {
     use super::super::tests::example;
 
     #[test]
-    fn has_the_papers_rows() {
+    fn table_has_rows_of_paper() {
         let t = example().paper().unwrap();
         let line = |name: &str| {
             t.lines()
@@ -115,7 +116,7 @@ mod tests {
         assert!(line("sw-sw, with CRC").contains("1.15 / 1.15"), "{t}");
         assert!(line("sw-sw, no CRC").contains("1.05 / 1.05"), "{t}");
         assert!(line("tcp-tcp").contains("62.7 / 624.5"), "{t}");
-        // 1.1 is the middle round: (3.4 + 4/4000) * 1.1.
+        // The median is that of the second round: (3.4 + 4/4000) * 1.1.
         assert!(line("tcp-tcp").contains("3.74 / 21.8"), "{t}");
     }
 }

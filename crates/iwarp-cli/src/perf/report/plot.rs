@@ -46,7 +46,7 @@ impl Report {
                 host.kernel,
                 host.congestion_control,
                 host.date,
-                self.busy()
+                self.busy_warning()
                     .map_or_else(String::new, |busy| format!("· {busy}"))
             ),
             panels: vec![
@@ -129,7 +129,7 @@ mod tests {
         );
         assert!(svg.contains("&lt;3 GHz&gt; &amp; more") && !svg.contains("Busy"));
         let mut busy = example();
-        busy.others.used = 1.0;
+        busy.others.cpus_used = 1.0;
         let busy = busy.svg().unwrap();
         assert!(
             busy.contains("Busy machine: other programs used 1.0 of 2"),

@@ -1,4 +1,5 @@
-//! The report as text: a table per way of waiting, and the comparison with 2005.
+//! The report as text: one table each for spinning and blocking, the table under load, and the
+//! comparison with the paper of 2005.
 
 use super::{Report, Row};
 use crate::perf::point::Poll;
@@ -37,7 +38,7 @@ impl Report {
                 p.cpu, p.cores, p.kernel, p.congestion_control
             );
         }
-        if let Some(busy) = self.busy() {
+        if let Some(busy) = self.busy_warning() {
             let _ = writeln!(out, "{busy}");
         }
         let markers = if self.markers { ", markers" } else { "" };
@@ -47,11 +48,11 @@ impl Report {
              ratios [min–max]; CPU: both ends",
             self.qps, self.depth, self.rounds
         );
-        if self.rounds < self.planned {
+        if self.rounds < self.planned_rounds {
             let _ = writeln!(
                 out,
                 "warning: the time was used up before the planned {} rounds were complete",
-                self.planned
+                self.planned_rounds
             );
         }
         for (poll, title) in [(Poll::Spin, "Spinning"), (Poll::Event, "Blocking (event)")] {
@@ -76,7 +77,7 @@ impl Report {
             }
             let _ = write!(out, "\n{title}\n{}", align(&cells, 2));
         }
-        out += &self.beside();
+        out += &self.under_load_table();
         if let Some(paper) = self.paper() {
             let _ = write!(out, "\n{paper}");
         }
@@ -84,21 +85,22 @@ impl Report {
     }
 
     /// Returns the table of measurements beside a computing program.
-    fn beside(&self) -> String {
-        if self.beside.is_empty() {
+    fn under_load_table(&self) -> String {
+        if self.under_load.is_empty() {
             return String::new();
         }
         let head = ["op", "size", "lat p50", "p99 µs", "left to the program"];
         let mut cells = vec![head.map(str::to_owned)];
         let us = |s: Option<Spread>| s.map(|s| digits3(s.median)).unwrap_or_default();
-        cells.extend(self.beside.iter().map(|b| {
-            let left = b.left.map(|s| format!("{:.0} %", s.median * 100.0));
+        cells.extend(self.under_load.iter().map(|u| {
+            let share = u.program_share;
+            let share = share.map(|s| format!("{:.0} %", s.median * 100.0));
             [
-                b.op.name().to_owned(),
-                size(b.size),
-                us(b.p50),
-                us(b.p99),
-                left.unwrap_or_default(),
+                u.op.name().to_owned(),
+                size(u.size),
+                us(u.p50),
+                us(u.p99),
+                share.unwrap_or_default(),
             ]
         }));
         format!(
@@ -202,8 +204,8 @@ mod tests {
             head.contains(piece)
         };
         assert!(!before(&report, "Busy") && !before(&report, "planned"));
-        report.others.used = 1.3;
-        report.planned = 5;
+        report.others.cpus_used = 1.3;
+        report.planned_rounds = 5;
         assert!(before(
             &report,
             "Busy machine: other programs used 1.3 of 2 CPU(s)"

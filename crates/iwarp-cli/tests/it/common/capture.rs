@@ -68,7 +68,7 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     let mut expected = BTreeMap::new();
     for (port, octets) in streams(file) {
         decoded.octets += octets.len();
-        let (fpdus, visible) = ours(&octets, markers, crc, cut);
+        let (fpdus, visible) = decode(&octets, markers, crc, cut);
         decoded.beyond_tshark += fpdus.len() - visible.len();
         decoded.fpdus.insert(port, fpdus);
         expected.insert(port, visible);
@@ -158,7 +158,7 @@ fn check_frames(file: &Path) {
 }
 
 /// Decodes one direction with our decoder. Returns all FPDUs, and those that tshark can decode.
-fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<Fpdu>) {
+fn decode(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<Fpdu>) {
     let options = FpduOptions {
         markers,
         crc: crc.then_some(crc32c::append as _),
@@ -198,8 +198,8 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     for ((at, fpdu), end) in parsed.iter().zip(ends) {
         let Some(fpdu) = fpdu else { continue };
         all.push(*fpdu);
-        // Wireshark counts a marker after the end of an FPDU with markers as a part of that FPDU,
-        // and then finds the length wrong.
+        // If a marker follows immediately after an FPDU with markers, Wireshark counts it as part
+        // of that FPDU, and so considers the FPDU's length wrong.
         let first_marker = (at - start).next_multiple_of(MARKER_INTERVAL);
         let miscounted = (end - start) % MARKER_INTERVAL == 0 && start + first_marker < end;
         if !(markers && miscounted) {
@@ -234,10 +234,10 @@ fn streams(file: &Path) -> BTreeMap<u16, Vec<u8>> {
         let port = u16::from_be_bytes([tcp[0], tcp[1]]);
         let sequence = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
         let payload = &tcp[usize::from(tcp[12] >> 4) * 4..];
-        let takes_one = tcp[13] & 3 != 0;
+        let syn_or_fin = tcp[13] & 3 != 0;
         let (expected, octets) = out.entry(port).or_insert((sequence, Vec::new()));
         assert_eq!(*expected, sequence, "a gap in the recording");
-        *expected = sequence.wrapping_add(payload.len() as u32 + u32::from(takes_one));
+        *expected = sequence.wrapping_add(payload.len() as u32 + u32::from(syn_or_fin));
         octets.extend_from_slice(payload);
     }
     out.into_iter()

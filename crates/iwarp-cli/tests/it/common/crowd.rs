@@ -12,27 +12,22 @@ const THREADS: usize = 4;
 /// Longest duration of a client's connection.
 const STAY: Duration = Duration::from_secs(1);
 
-/// Connects as far as a client can without a request.
+/// Connects, and sends what a client may send before its first request.
 pub(crate) type Connect = fn(SocketAddr) -> io::Result<TcpStream>;
 
 /// A crowd of clients. It disconnects on drop.
 pub(crate) struct Crowd {
     stop: Arc<AtomicBool>,
-    tried: Arc<AtomicU64>,
+    attempts: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Crowd {
     /// Starts `clients` clients, each of which checks every `pause` whether it must reconnect.
-    pub(crate) fn gather(
-        at: SocketAddr,
-        clients: usize,
-        pause: Duration,
-        connect: Connect,
-    ) -> Self {
-        let (stop, tried) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    pub(crate) fn start(at: SocketAddr, clients: usize, pause: Duration, connect: Connect) -> Self {
+        let (stop, attempts) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let threads = (0..THREADS).map(|_| {
-            let (stop, tried) = (Arc::clone(&stop), Arc::clone(&tried));
+            let (stop, attempts) = (Arc::clone(&stop), Arc::clone(&attempts));
             std::thread::spawn(move || {
                 let mut places: Vec<Option<(TcpStream, Instant)>> = Vec::new();
                 places.resize_with(clients / THREADS, || None);
@@ -43,7 +38,7 @@ impl Crowd {
                         };
                         if !place.as_mut().is_some_and(stays) {
                             *place = connect(at).ok().map(|s| (s, Instant::now()));
-                            tried.fetch_add(1, Ordering::Relaxed);
+                            attempts.fetch_add(1, Ordering::Relaxed);
                         }
                     }
                     std::thread::sleep(pause);
@@ -53,14 +48,14 @@ impl Crowd {
         let threads = threads.collect();
         Self {
             stop,
-            tried,
+            attempts,
             threads,
         }
     }
 
     /// Returns the number of connection attempts of all clients.
-    pub(crate) fn tried(&self) -> u64 {
-        self.tried.load(Ordering::Relaxed)
+    pub(crate) fn attempts(&self) -> u64 {
+        self.attempts.load(Ordering::Relaxed)
     }
 }
 
@@ -73,7 +68,7 @@ impl Drop for Crowd {
     }
 }
 
-/// Returns `true` if the peer has closed. Discards data.
+/// Returns `true` if the peer closed the connection. Discards received data.
 pub(crate) fn has_ended(stream: &mut TcpStream) -> bool {
     let mut sink = [0; 4096];
     if stream.set_nonblocking(true).is_err() {

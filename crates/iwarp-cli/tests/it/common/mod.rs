@@ -107,24 +107,25 @@ impl Drop for Running {
     }
 }
 
-/// A loopback port on which nothing listens. A connection uses it, so no other process gets it.
-pub(crate) struct Nobody {
-    begins: TcpStream,
-    _ends: TcpListener,
+/// A loopback port on which nothing listens. It is the local port of a connection, so no other
+/// process can listen on it.
+pub(crate) struct ClosedPort {
+    connection: TcpStream,
+    _listener: TcpListener,
 }
 
-impl Nobody {
+impl ClosedPort {
     pub(crate) fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let to = listener.local_addr().expect("its address");
         Self {
-            begins: TcpStream::connect(to).expect("a connection"),
-            _ends: listener,
+            connection: TcpStream::connect(to).expect("a connection"),
+            _listener: listener,
         }
     }
 
     pub(crate) fn port(&self) -> u16 {
-        self.begins.local_addr().expect("its address").port()
+        self.connection.local_addr().expect("its address").port()
     }
 }
 
@@ -147,8 +148,8 @@ pub(crate) fn serve_as(mut command: Command) -> (Running, SocketAddr) {
     let at = line
         .split_whitespace()
         .find_map(|w| w.trim_end_matches(';').parse().ok());
-    let at = at.unwrap_or_else(|| panic!("{command:?} says '{line}'"));
-    // Read further output in a thread, or the server would block when the pipe is full.
+    let at = at.unwrap_or_else(|| panic!("no address from {command:?}: '{line}'"));
+    // Read the other output in a thread: the server would block if the pipe were full.
     std::thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     (running, at)
 }

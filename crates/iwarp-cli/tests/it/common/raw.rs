@@ -1,4 +1,4 @@
-//! A peer of `iwarp cp` on a plain TCP socket, which sends and reads as the test directs.
+//! A client of `iwarp cp` on a plain TCP socket, under the control of the test.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -7,9 +7,9 @@ use iwarp_proto::rdmap::Opcode;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-/// What an FPDU from the server carries.
+/// The payload of an FPDU from the server.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Received {
     /// A message of the copy protocol, without its DDP header.
     Message(Vec<u8>),
     /// This many bytes of an RDMA Write.
@@ -62,7 +62,7 @@ impl Raw {
         self.stream.write_all(&fpdu[..n])
     }
 
-    pub(crate) fn hear(&mut self) -> io::Result<Heard> {
+    pub(crate) fn receive(&mut self) -> io::Result<Received> {
         let mut head = [0; 2];
         self.stream.read_exact(&mut head)?;
         let len = usize::from(u16::from_be_bytes(head));
@@ -70,23 +70,23 @@ impl Raw {
         self.stream.read_exact(&mut rest)?;
         let tagged = rest[0] & 0x80 != 0;
         Ok(if tagged {
-            Heard::Data(len - 14)
+            Received::Data(len - 14)
         } else {
-            Heard::Message(rest[18..len].to_vec())
+            Received::Message(rest[18..len].to_vec())
         })
     }
 
     /// Reads until a message arrives.
     pub(crate) fn message(&mut self) -> io::Result<Vec<u8>> {
         loop {
-            if let Heard::Message(m) = self.hear()? {
+            if let Received::Message(m) = self.receive()? {
                 return Ok(m);
             }
         }
     }
 
     /// Exchanges hellos of the copy protocol with the server.
-    pub(crate) fn greet(&mut self) -> io::Result<()> {
+    pub(crate) fn exchange_hellos(&mut self) -> io::Result<()> {
         let hello = [&b"\x01\0IWCP\0\x02\0"[..], &[7; 32]].concat();
         self.send(&hello)?;
         let answer = self.message()?;
@@ -94,8 +94,13 @@ impl Raw {
         Ok(())
     }
 
-    /// Requests a file and announces slots that do not exist.
-    pub(crate) fn get(&mut self, path: &str, slot_size: u32, slots: u16) -> io::Result<()> {
+    /// Requests a file and grants slots that do not exist.
+    pub(crate) fn request_file(
+        &mut self,
+        path: &str,
+        slot_size: u32,
+        slots: u16,
+    ) -> io::Result<()> {
         let mut m = vec![4, 0];
         m.extend(0u64.to_be_bytes());
         m.extend([0; 32]);
@@ -109,8 +114,8 @@ impl Raw {
     }
 }
 
-/// Returns the resident memory of a process in bytes.
-pub(crate) fn resident(pid: u32) -> u64 {
+/// Returns the resident memory of a process.
+pub(crate) fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
     let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());

@@ -2,9 +2,10 @@
 //!
 //! A blocking call of the library polls for a while before it sleeps
 //! ([`Config::busy_poll`](iwarp::Config::busy_poll)). On an idle machine that only shortens the
-//! wait. On a busy one, polling takes time from other programs, and the scheduler preempts the
+//! wait. On a busy machine, polling takes time from other programs, and the scheduler preempts the
 //! polling thread. So the ping-pong is also measured beside one computing thread per processor of
-//! the run: for plain TCP that sleeps, for plain TCP that polls as long, and for Sends.
+//! the run: for plain TCP that sleeps, for plain TCP that first polls for as long as the library,
+//! and for an RDMA operation.
 
 use super::pin;
 use super::plan::{Limit, Plan};
@@ -21,7 +22,7 @@ const SLOT: Duration = Duration::from_millis(150);
 
 /// One operation, measured beside a computing program.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Beside {
+pub(crate) struct UnderLoad {
     pub(crate) op: Op,
     /// Message size in octets.
     pub(crate) size: u64,
@@ -30,7 +31,7 @@ pub(crate) struct Beside {
     /// Half round trip in µs, 99th percentile.
     pub(crate) p99: Option<Spread>,
     /// Fraction of the processors that the computing program got, 0 to 1.
-    pub(crate) left: Option<Spread>,
+    pub(crate) program_share: Option<Spread>,
 }
 
 /// Measures all operations alternately, `rounds` times, beside a computing thread on each of
@@ -40,28 +41,28 @@ pub(crate) fn measure(
     plan: &Plan,
     cpus: &[usize],
     rounds: u32,
-) -> Result<Vec<Beside>> {
+) -> Result<Vec<UnderLoad>> {
     let points = points(plan);
     let mut all: Vec<_> = points.iter().map(|_| <[Vec<f64>; 3]>::default()).collect();
     for _ in 0..rounds {
-        for (point, [p50s, p99s, lefts]) in points.iter().zip(&mut all) {
-            let (value, left) =
-                beside_computing(cpus, || runner.measure(plan, point, Limit::Each(SLOT)))?;
+        for (point, [p50s, p99s, shares]) in points.iter().zip(&mut all) {
+            let (value, share) =
+                beside_computing_threads(cpus, || runner.measure(plan, point, Limit::Each(SLOT)))?;
             if let Value::Latency { p50, p99, .. } = value {
                 p50s.push(p50);
                 p99s.push(p99);
-                lefts.push(left);
+                shares.push(share);
             }
         }
     }
     let rows = points.iter().zip(all).map(|(point, figures)| {
-        let [p50, p99, left] = figures.map(Spread::of);
-        Beside {
+        let [p50, p99, program_share] = figures.map(Spread::of);
+        UnderLoad {
             op: point.op,
             size: point.size,
             p50,
             p99,
-            left,
+            program_share,
         }
     });
     Ok(rows.collect())
@@ -89,9 +90,9 @@ fn points(plan: &Plan) -> Vec<Point> {
     vec![tcp(Op::Tcp), tcp(Op::TcpPolls), rdma]
 }
 
-/// Runs `f` beside a computing thread on each of `cpus`. Returns its result, and the fraction of
-/// the processors that these threads got.
-fn beside_computing<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+/// Runs `f` beside a computing thread on each of `cpus`. Returns the result of `f`, and the
+/// fraction of the processors that the computing threads got.
+fn beside_computing_threads<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let threads: Vec<_> = cpus
@@ -107,12 +108,12 @@ fn beside_computing<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<
         let result = f();
         stop.store(true, Ordering::Relaxed);
         let shares = threads.into_iter().map(|t| t.join().unwrap_or_default());
-        let left = shares.sum::<f64>() / cpus.len().max(1) as f64;
-        Ok((result?, left))
+        let share = shares.sum::<f64>() / cpus.len().max(1) as f64;
+        Ok((result?, share))
     })
 }
 
-/// Computes until `stop`. Returns the fraction of the time for which it had the processor.
+/// Computes until `stop`. Returns the fraction of the time for which this thread had a processor.
 fn compute(stop: &AtomicBool) -> f64 {
     let used = || clock_gettime(ClockId::ThreadCPUTime);
     let (begin, before) = (Instant::now(), used());
@@ -168,12 +169,12 @@ mod tests {
 
     #[test]
     fn computing_threads_get_remaining_time() {
-        let (seven, left) = beside_computing(&[0], || {
+        let (seven, share) = beside_computing_threads(&[0], || {
             std::thread::sleep(Duration::from_millis(20));
             Ok(7)
         })
         .unwrap();
         assert_eq!(seven, 7);
-        assert!(left > 0.0 && left <= 1.1, "{left}");
+        assert!(share > 0.0 && share <= 1.1, "{share}");
     }
 }
