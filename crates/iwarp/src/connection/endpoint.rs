@@ -288,6 +288,18 @@ impl Endpoint {
         Region::allocate(&self.pd, len, rights)
     }
 
+    /// Makes a region of a vector, or of a boxed slice by [`Vec::from`], without copying the
+    /// elements. Peers can access them with these rights, as in [`share`](Self::share).
+    ///
+    /// The memory is freed as a vector's when the last handle is dropped. Other data of the program
+    /// may be in the same page, but peers cannot access it.
+    ///
+    /// # Errors
+    /// See [`share`](Self::share).
+    pub fn adopt<T: Pod + Send>(&self, elements: Vec<T>, rights: Access) -> Result<Region<T>> {
+        Region::adopt(&self.pd, elements, rights)
+    }
+
     /// Connects from this endpoint; see [`connect`](crate::connect).
     pub fn connect(&self, to: impl ToSocketAddrs) -> Connect {
         Connect::new(Some(self), to)

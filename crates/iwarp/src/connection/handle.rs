@@ -152,7 +152,7 @@ impl Inner {
 
     /// Registers data of the program that a request sends.
     pub(super) fn register(&self, pages: Pages) -> Result<MemoryRegion> {
-        MemoryRegion::read_only(self.endpoint.pd(), pages)
+        MemoryRegion::of_pages(self.endpoint.pd(), pages, Access::empty())
     }
 }
 

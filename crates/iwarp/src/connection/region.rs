@@ -7,7 +7,7 @@
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
-use crate::verbs::{MemoryRegion, ProtectionDomain};
+use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
@@ -73,6 +73,30 @@ pub(super) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usi
 
 impl<T: Pod> Region<T> {
     pub(super) fn allocate(pd: &ProtectionDomain, len: usize, shared: Access) -> Result<Self> {
+        let access = Self::access(shared)?;
+        let octets = len
+            .checked_mul(size_of::<T>())
+            .ok_or(Error::InvalidArgument("the region is too long"))?;
+        let memory = pd.reg_mr(octets, access)?;
+        Ok(Self::part(memory, 0, len))
+    }
+
+    pub(super) fn adopt(pd: &ProtectionDomain, elements: Vec<T>, shared: Access) -> Result<Self>
+    where
+        T: Send,
+    {
+        let access = Self::access(shared)?;
+        let len = elements.len();
+        let pages = Pages::Elements(Elements::new(elements));
+        Ok(Self::part(
+            MemoryRegion::of_pages(pd, pages, access)?,
+            0,
+            len,
+        ))
+    }
+
+    /// Returns the rights of a region that is shared with these.
+    fn access(shared: Access) -> Result<Access> {
         if !REMOTE.contains(shared) {
             return Err(Error::InvalidArgument(
                 "a region is shared with remote rights only",
@@ -81,11 +105,7 @@ impl<T: Pod> Region<T> {
         if size_of::<T>() == 0 {
             return Err(Error::InvalidArgument("elements have at least one octet"));
         }
-        let octets = len
-            .checked_mul(size_of::<T>())
-            .ok_or(Error::InvalidArgument("the region is too long"))?;
-        let memory = pd.reg_mr(octets, Access::LOCAL_WRITE | Access::MW_BIND | shared)?;
-        Ok(Self::part(memory, 0, len))
+        Ok(Access::LOCAL_WRITE | Access::MW_BIND | shared)
     }
 
     /// Returns `len` elements at byte offset `at`, which the caller has checked.

@@ -136,13 +136,12 @@ impl RemoteMemory {
 impl MemoryRegion {
     pub(super) fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
         let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
-        let inner = Arc::new(RegionInner::register(pd, Pages::Mapped(mapping), access)?);
-        Ok(Self { inner })
+        Self::of_pages(pd, Pages::Mapped(mapping), access)
     }
 
-    /// Registers the program's own memory, which only local requests can read.
-    pub(crate) fn read_only(pd: &ProtectionDomain, pages: Pages) -> Result<Self> {
-        let inner = Arc::new(RegionInner::register(pd, pages, Access::empty())?);
+    /// Registers memory of the program. Without write access, only local requests can read it.
+    pub(crate) fn of_pages(pd: &ProtectionDomain, pages: Pages, access: Access) -> Result<Self> {
+        let inner = Arc::new(RegionInner::register(pd, pages, access)?);
         Ok(Self { inner })
     }
 

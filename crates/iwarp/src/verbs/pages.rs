@@ -1,8 +1,8 @@
 //! The memory of a region: pages of its own, a vector of the program, or `Bytes`.
 //!
 //! Invariant of the `unsafe` code: [`Elements`] owns the allocation of a `Vec<T>` of plain
-//! elements, as raw parts. Its address does not change until it is dropped, and only shared
-//! references to it are created, by [`Elements::octets`].
+//! elements, as raw parts. Its address does not change until it is dropped. References to it are
+//! created only by [`Elements::octets`], before it is registered.
 
 use crate::sys::mapping::Mapping;
 use bytemuck::Pod;

@@ -143,6 +143,37 @@ fn bytes(elements: &[u32]) -> bytes::Bytes {
     bytes::Bytes::copy_from_slice(bytemuck::cast_slice(elements))
 }
 
+/// The elements of a vector stay where they are, and peers access them there.
+#[test]
+fn vector_becomes_region() {
+    let (a, b) = pair();
+    let words: Vec<u64> = (0..1000).collect();
+    let at = words.as_ptr();
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let mut region = b.endpoint().adopt(words, rights).unwrap();
+    let token = region.remote();
+    assert_eq!(a.get(&token.at(999).unwrap()).wait().unwrap(), 999);
+    a.write(&[7, 8], &token.slice(1..).unwrap()).wait().unwrap();
+    assert_eq!(
+        a.read(&token.slice(..4).unwrap()).wait().unwrap(),
+        [0, 7, 8, 3]
+    );
+    assert!(region.get_mut().is_none(), "peers may write it");
+
+    let mut own = b
+        .endpoint()
+        .adopt(vec![[5_u8; 3]; 4], Access::empty())
+        .unwrap();
+    assert_eq!(own.get_mut().unwrap(), [[5; 3]; 4]);
+    assert!(b.endpoint().adopt(vec![1_u8], Access::LOCAL_WRITE).is_err());
+    let empty = b.endpoint().adopt(Vec::<u32>::new(), rights).unwrap();
+    assert!(empty.is_empty());
+    let same = b.endpoint().adopt(Vec::from(Box::from([1_u64, 2])), rights);
+    assert_eq!(same.unwrap().to_vec().unwrap(), [1, 2]);
+    assert_eq!(region.slice(..1).unwrap().get(0).unwrap(), 0);
+    assert_eq!(token.to_bytes()[..8], (at.addr() as u64).to_be_bytes());
+}
+
 /// The memory of owned data is freed after its request has completed, not before.
 #[test]
 fn owned_payload_lives_until_completion() {
