@@ -1,13 +1,13 @@
-//! Measures the rate of RDMA Writes from many peers to one process whose program only waits,
-//! depending on the number of that process's progress threads.
+//! Measures how many RDMA Writes per second one process, the target, receives from many peers. Its
+//! program only waits, so the work is done by its progress threads, whose number is an option.
 //!
 //! The peers are plain TCP streams in one process. Writes of the same data to the same address are
 //! identical FPDUs, so each stream repeats a block of FPDUs that was framed in advance (RFC 5044
 //! section 4, RFC 5041 section 4.2). That costs the sending process little time, so the target
 //! limits the rate.
 
-use crate::peer::{self, Peer};
-use crate::rdma::{ALL, STALL};
+use crate::peer::{self, ReceivingProcess};
+use crate::rdma::{ALL_ACCESS, STALL_TIMEOUT};
 use crate::{Time, cpu, tcp};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -35,7 +35,9 @@ const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
 /// Approximate length of a block of FPDUs.
 const BLOCK: usize = 64 * 1024;
 /// Size of the target's memory.
-const TARGET: usize = 64 * 1024;
+const TARGET_SIZE: usize = 64 * 1024;
+/// Longest Write. The length of an FPDU, which includes the header, has 16 bits.
+const MAX_WRITE: usize = TARGET_SIZE - 1024;
 
 #[derive(Debug, Args)]
 pub(crate) struct CrowdArgs {
@@ -109,15 +111,12 @@ fn fpdu_block(remote: &RemoteMemory, size: usize) -> Vec<u8> {
     fpdu.repeat(BLOCK.div_ceil(fpdu.len()))
 }
 
-/// Runs the peers of the target.
+/// Starts the target, lets all peers write to it, and returns the rate.
 pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
-    if a.n == 0 || a.size == 0 || a.size > TARGET - 1024 {
-        bail!(
-            "there must be at least one peer, and Writes of 1 to {} octets",
-            TARGET - 1024
-        );
+    if a.n == 0 || a.size == 0 || a.size > MAX_WRITE {
+        bail!("there must be at least one peer, and Writes of 1 to {MAX_WRITE} octets");
     }
-    let mut target = Peer::start()?;
+    let mut target = ReceivingProcess::start()?;
     let to = target.address()?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut writers = Vec::with_capacity(a.n);
@@ -141,13 +140,14 @@ pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
     let us = elapsed.as_secs_f64() * 1e6;
     Ok(json!({
         "writes_per_s": increase("writes") / elapsed.as_secs_f64(),
+        // CPU time per elapsed time: 1 if one processor was busy all the time.
         "target_processors": increase("cpu_us") / us,
         "peers_processors": (cpu::process_us() - cpu0) / us,
     }))
 }
 
 /// Returns the target's number of Writes and its CPU time.
-fn progress(target: &mut Peer) -> Result<Value> {
+fn progress(target: &mut ReceivingProcess) -> Result<Value> {
     target.say("count")?;
     target.report()
 }
@@ -178,13 +178,13 @@ fn write_for(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<
 }
 
 /// Runs the target. Its program only waits.
-pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
+pub(crate) fn target(a: &CrowdArgs) -> Result<Value> {
     let mut config = Config::from_env();
     config.progress_threads = a.threads;
     let ctx = Context::open(&Device::by_address(Ipv4Addr::LOCALHOST.into())?, config)?;
     let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(64, None)?;
-    let memory = pd.reg_mr(TARGET, ALL)?;
+    let memory = pd.reg_mr(TARGET_SIZE, ALL_ACCESS)?;
     let listener = ListeningId::bind(&ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
     peer::send_line(listener.local_addr())?;
     let parameters = ConnectionParameters {
@@ -193,7 +193,9 @@ pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
     };
     let accept = |_| -> Result<ConnectedId> {
         let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq).cap(4, 4))?;
-        Ok(listener.accept(Some(STALL))?.accept(qp, &parameters)?)
+        Ok(listener
+            .accept(Some(STALL_TIMEOUT))?
+            .accept(qp, &parameters)?)
     };
     let connections = (0..a.n).map(accept).collect::<Result<Vec<_>>>()?;
     while peer::read_line()? == "count" {

@@ -1,8 +1,8 @@
 //! Measures CPU time that should be nearly zero: the CPU time of idle processes with connections,
 //! and that of a program whose process is only the target of RDMA Writes.
 
-use crate::peer::{self, Peer};
-use crate::rdma::{ALL, Link, STALL, posted};
+use crate::peer::{self, ReceivingProcess};
+use crate::rdma::{ALL_ACCESS, Link, STALL_TIMEOUT, posted};
 use crate::{Time, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -51,7 +51,7 @@ impl Endpoint {
         let pd = ProtectionDomain::new(&ctx);
         Ok(Self {
             cq: ctx.create_cq(1024, None)?,
-            memory: pd.reg_mr(DEPTH as usize * PIECE, ALL)?,
+            memory: pd.reg_mr(DEPTH as usize * PIECE, ALL_ACCESS)?,
             ctx,
             pd,
         })
@@ -72,7 +72,7 @@ impl Endpoint {
             private_data: self.memory.remote().to_bytes().to_vec(),
             ..ConnectionParameters::default()
         };
-        let request = listener.accept(Some(STALL))?;
+        let request = listener.accept(Some(STALL_TIMEOUT))?;
         Ok(request.accept(self.queue_pair()?, &parameters)?)
     }
 
@@ -102,7 +102,7 @@ fn stay_idle(time: Duration) -> Value {
 
 /// Runs the idle process that connects.
 pub(crate) fn idle(a: &IdleArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let base = Endpoint::new(&a.link)?;
     let to = peer.address()?;
     let connections = (0..CONNECTIONS)
@@ -136,7 +136,7 @@ pub(crate) fn idle_peer(a: &IdleArgs) -> Result<Value> {
 
 /// Runs the process that writes.
 pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let base = Endpoint::new(&a.link)?;
     let connection = base.connect(peer.address()?)?;
     let remote = RemoteMemory::from_bytes(connection.private_data())
@@ -163,8 +163,8 @@ pub(crate) fn passive(a: &PassiveArgs) -> Result<Value> {
             bail!("a Write failed");
         }
         completed += n as u64;
-        if start.elapsed() > time + STALL {
-            bail!("no completion for {} s", STALL.as_secs());
+        if start.elapsed() > time + STALL_TIMEOUT {
+            bail!("no completion for {} s", STALL_TIMEOUT.as_secs());
         }
         if !more && completed == posted_count {
             break;
@@ -194,7 +194,7 @@ pub(crate) fn passive_peer(a: &PassiveArgs) -> Result<Value> {
     let (process0, thread0) = (cpu::process_us(), cpu::thread_us());
     peer::read_line()?;
     let thread_us = cpu::thread_us() - thread0;
-    let end = Instant::now() + STALL;
+    let end = Instant::now() + STALL_TIMEOUT;
     let (mut placed, mut before) = (connection.counters().rx_payload, u64::MAX);
     // Wait until the data that are still in the sockets have been placed.
     while placed != before && Instant::now() < end {

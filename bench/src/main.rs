@@ -136,7 +136,7 @@ fn main() -> Result<()> {
         Command::Passive(a) => idle::passive(a)?,
         Command::Served(a) if is_peer => served::peer(a)?,
         Command::Served(a) => served::measure(a)?,
-        Command::Crowd(a) if is_peer => crowd::peer(a)?,
+        Command::Crowd(a) if is_peer => crowd::target(a)?,
         Command::Crowd(a) => crowd::measure(a)?,
         Command::Host => host::facts(),
     };

@@ -9,13 +9,13 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 /// The sender's handle to the receiving process. Dropping it waits for the process, or kills it.
 #[derive(Debug)]
-pub(crate) struct Peer {
+pub(crate) struct ReceivingProcess {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
-impl Peer {
+impl ReceivingProcess {
     /// Starts this program again as the receiver.
     pub(crate) fn start() -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
@@ -66,7 +66,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for ReceivingProcess {
     fn drop(&mut self) {
         self.input = None;
         // After a successful measurement, the receiver exits by itself. If it has not exited after

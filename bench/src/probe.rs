@@ -4,7 +4,7 @@
 //!
 //! RFC 5044 section 4 describes the framing, RFC 5041 section 4.2 the tagged segments.
 
-use crate::peer::Peer;
+use crate::peer::ReceivingProcess;
 use crate::stats::Samples;
 use crate::tcp::{self, RECV, finish_flow};
 use crate::{OnOff, Time, Wait, cpu};
@@ -384,7 +384,7 @@ fn check(field: &[u8], parts: &[&[u8]]) -> Result<()> {
 
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     a.framing.check(a.size)?;
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let stream = tcp::connect(peer.address()?, true)?;
     let mut sender = Sender::new(&stream, &a.framing, a.size);
     let cpu0 = cpu::process_us();
@@ -459,7 +459,7 @@ impl<'a> PingPong<'a> {
 /// Runs the process that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
     a.framing.check(a.size)?;
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let stream = tcp::connect(peer.address()?, true)?;
     let mut end = PingPong::new(&stream, &a.framing, a.size, a.wait);
     Ok(Samples::of(a.iters.into(), || end.ask())?.report())

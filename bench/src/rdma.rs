@@ -5,7 +5,7 @@
 //! Write creates no completion at its target. So a spinning target watches the last octet of its
 //! memory while it polls; for a sleeping target, Writes with immediate data are used.
 
-use crate::peer::{self, Peer};
+use crate::peer::{self, ReceivingProcess};
 use crate::stats::{Flow, Samples};
 use crate::{OnOff, Time, Wait, cpu};
 use anyhow::{Context as _, Result, bail};
@@ -30,9 +30,9 @@ const WINDOW: usize = 256 * 1024;
 /// Maximum number of Reads in flight.
 const MAX_READS: u32 = 4096;
 /// A measurement without progress for this long fails.
-pub(crate) const STALL: Duration = Duration::from_secs(10);
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// All access rights.
-pub(crate) const ALL: Access = Access::LOCAL_WRITE
+pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -202,7 +202,7 @@ impl End {
     fn accept(self) -> Result<Wire> {
         let listener = ListeningId::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
         peer::send_line(listener.local_addr())?;
-        let request = listener.accept(Some(STALL))?;
+        let request = listener.accept(Some(STALL_TIMEOUT))?;
         let memory = self.memory()?;
         let remote = RemoteMemory::from_bytes(request.private_data());
         let parameters = ConnectionParameters {
@@ -216,7 +216,7 @@ impl End {
     /// Registers the memory to send from, and the memory for receives and for the peer's Writes.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let register = || -> Result<MemoryRegion> {
-            let mr = self.pd.reg_mr(self.len, ALL)?;
+            let mr = self.pd.reg_mr(self.len, ALL_ACCESS)?;
             mr.write_at(0, &vec![0; self.len])?;
             Ok(mr)
         };
@@ -292,7 +292,7 @@ impl Wire {
     fn poll_cq(&mut self, may_sleep: bool) -> Result<usize> {
         let cq = &self.end.cq;
         let n = if may_sleep && self.end.wait == Wait::Event {
-            cq.wait(&mut self.done[..], Some(STALL))?
+            cq.wait(&mut self.done[..], Some(STALL_TIMEOUT))?
         } else {
             cq.poll(&mut self.done[..]).map_err(iwarp::Error::from)?
         };
@@ -482,8 +482,8 @@ impl Wire {
     }
 }
 
-/// Fails a polling loop that makes no progress for [`STALL`]. Reads the clock only in every 16384th
-/// iteration.
+/// Fails a polling loop that makes no progress for [`STALL_TIMEOUT`]. Reads the clock only in
+/// every 16384th iteration.
 #[derive(Debug, Default)]
 struct StallCheck {
     iterations: u32,
@@ -499,8 +499,8 @@ impl StallCheck {
         self.iterations = self.iterations.wrapping_add(1);
         if self.iterations.is_multiple_of(1 << 14) {
             let since = *self.since.get_or_insert_with(Instant::now);
-            if since.elapsed() > STALL {
-                bail!("no completion for {} s", STALL.as_secs());
+            if since.elapsed() > STALL_TIMEOUT {
+                bail!("no completion for {} s", STALL_TIMEOUT.as_secs());
             }
         }
         Ok(())
@@ -525,7 +525,7 @@ fn depth(a: &BandwidthArgs) -> u32 {
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
     check_size(a.op, a.size)?;
     let depth = depth(a);
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let mut wire = End::new(&a.link, depth, a.size)?.connect(peer.address()?)?;
     let every = u64::from(depth / 4).clamp(1, LIST as u64);
     let cpu0 = cpu::process_us();
@@ -658,7 +658,7 @@ impl PingPong {
 
 /// Runs the process that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let mut end = PingPong::connect(a, peer.address()?)?;
     let samples = Samples::of(a.iters.into(), || end.ask())?;
     end.finish()?;

@@ -6,8 +6,8 @@
 //! identifiers of `iwarp::runtime::cm`, whose events arrive on a single channel, and with several
 //! concurrent attempts to connect.
 
-use crate::peer::{self, Peer};
-use crate::rdma::{ALL, Link, STALL, posted};
+use crate::peer::{self, ReceivingProcess};
+use crate::rdma::{ALL_ACCESS, Link, STALL_TIMEOUT, posted};
 use crate::tcp::{self, recv_some, send_all};
 use crate::{Wait, cpu};
 use anyhow::{Context as _, Result, bail};
@@ -203,7 +203,7 @@ impl Rdma {
     fn new(link: &Link, n: u32) -> Result<Self> {
         let ctx = link.open()?;
         let pd = ProtectionDomain::new(&ctx);
-        let memory = pd.reg_mr(n as usize * MESSAGE, ALL)?;
+        let memory = pd.reg_mr(n as usize * MESSAGE, ALL_ACCESS)?;
         memory.write_at(0, &vec![1; n as usize * MESSAGE])?;
         Ok(Self {
             connections: Vec::with_capacity(n as usize),
@@ -251,7 +251,7 @@ impl Rdma {
                 id.connect(&parameters)?;
                 self.connections.push(Connection { id, qp });
             }
-            let event = self.channel.next(Some(STALL))?;
+            let event = self.channel.next(Some(STALL_TIMEOUT))?;
             match event.kind {
                 CmEventKind::AddrResolved | CmEventKind::RouteResolved => {}
                 CmEventKind::Established => established += 1,
@@ -268,7 +268,7 @@ impl Rdma {
         peer::send_line(local.context("the listener has no address")?)?;
         let mut established = 0;
         while established < n {
-            let event = self.channel.next(Some(STALL))?;
+            let event = self.channel.next(Some(STALL_TIMEOUT))?;
             match event.kind {
                 CmEventKind::ConnectRequest => {
                     let qp = self.queue_pair()?;
@@ -344,7 +344,7 @@ impl End for Rdma {
 pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
     raise_file_limit()?;
     let slab = cpu::slab();
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let to = peer.address()?;
     match a.kind {
         Kind::Tcp => {
@@ -368,7 +368,7 @@ pub(crate) fn measure(a: &ScaleArgs) -> Result<Value> {
 
 fn echo(
     a: &ScaleArgs,
-    peer: &mut Peer,
+    peer: &mut ReceivingProcess,
     mut end: impl End,
     before: &Baseline,
     start: Instant,
@@ -388,8 +388,8 @@ fn echo(
             messages += n;
             if n > 0 {
                 last = Instant::now();
-            } else if last.elapsed() > STALL {
-                bail!("no message for {} s", STALL.as_secs());
+            } else if last.elapsed() > STALL_TIMEOUT {
+                bail!("no message for {} s", STALL_TIMEOUT.as_secs());
             }
             if start.elapsed() >= time {
                 return Ok((messages, start.elapsed()));

@@ -3,8 +3,8 @@
 //! another queue. The initiator sleeps between its operations, and waits for each completion
 //! without polling, as most programs do.
 
-use crate::peer::{self, Peer};
-use crate::rdma::{ALL, Link, STALL, posted};
+use crate::peer::{self, ReceivingProcess};
+use crate::rdma::{ALL_ACCESS, Link, STALL_TIMEOUT, posted};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
@@ -86,7 +86,7 @@ fn is_selected(a: &ServedArgs, name: &str, behaviour: Behaviour) -> bool {
 
 /// Runs the initiator.
 pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let end = End::new(&a.link)?;
     let to = peer.address()?;
     let connect = |cq| -> Result<ConnectedId> {
@@ -112,7 +112,7 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
 fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latencies> {
     let remote = RemoteMemory::from_bytes(connection.private_data())
         .context("the target's private data do not describe its memory")?;
-    let memory = end.pd.reg_mr(8, ALL)?;
+    let memory = end.pd.reg_mr(8, ALL_ACCESS)?;
     let sges = [memory.sge(0..8)?];
     let mut times = Latencies::default();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
@@ -121,7 +121,7 @@ fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latenci
         let wr = SendWr::fetch_add(1, remote.addr, remote.rkey, 1, &sges);
         posted(connection.post_send(&[wr.signaled()]))?;
         let mut done = [Cqe::default()];
-        end.cqs[0].wait(&mut done, Some(STALL))?;
+        end.cqs[0].wait(&mut done, Some(STALL_TIMEOUT))?;
         if done[0].status != WcStatus::Success {
             bail!("a FetchAdd failed: {:?}", done[0].status);
         }
@@ -150,13 +150,13 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
     let end = End::new(&a.link)?;
     let listener = ListeningId::bind(&end.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
     peer::send_line(listener.local_addr())?;
-    let memory = end.pd.reg_mr(8, ALL)?;
+    let memory = end.pd.reg_mr(8, ALL_ACCESS)?;
     let parameters = ConnectionParameters {
         private_data: memory.remote().to_bytes().to_vec(),
         ..ConnectionParameters::default()
     };
     let accept = |cq| -> Result<ConnectedId> {
-        let request = listener.accept(Some(STALL))?;
+        let request = listener.accept(Some(STALL_TIMEOUT))?;
         Ok(request.accept(end.queue_pair(cq)?, &parameters)?)
     };
     let connections = [accept(&end.cqs[0])?, accept(&end.cqs[1])?];

@@ -5,7 +5,7 @@
 //! run at different speeds. So each of them runs for some milliseconds at a time, many times, and
 //! all of them get the same mixture of speeds.
 
-use crate::peer::Peer;
+use crate::peer::ReceivingProcess;
 use crate::probe::{self, Framing};
 use crate::rdma::{self, LatencyArgs};
 use crate::stats::Samples;
@@ -67,7 +67,7 @@ fn take_turns(a: &SpinArgs, mut round_trip: impl FnMut(usize, bool) -> Result<()
 
 /// Runs the process that measures the time.
 pub(crate) fn measure(a: &SpinArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let mut stream = || tcp::connect(peer.address()?, true);
     let (plain, off, on) = (stream()?, stream()?, stream()?);
     let mut tcp = tcp::PingPong::new(plain, a.size, Wait::Spin);

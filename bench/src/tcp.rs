@@ -1,6 +1,6 @@
 //! Plain TCP as an efficient program would use it. The other measurements are compared with it.
 
-use crate::peer::{self, Peer};
+use crate::peer::{self, ReceivingProcess};
 use crate::stats::{Flow, Samples};
 use crate::{Time, Wait, cpu};
 use anyhow::{Context as _, Result, bail};
@@ -69,7 +69,7 @@ pub(crate) fn connect(to: SocketAddr, nodelay: bool) -> Result<TcpStream> {
 
 /// Runs the process that sends.
 pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let stream = connect(peer.address()?, !a.nagle)?;
     let message = vec![0x5au8; a.size.max(1)];
     let cpu0 = cpu::process_us();
@@ -92,7 +92,11 @@ pub(crate) fn bandwidth(a: &BandwidthArgs) -> Result<Value> {
 }
 
 /// Combines the sender's CPU time with the receiver's report.
-pub(crate) fn finish_flow(peer: &mut Peer, size: usize, tx_cpu_us: f64) -> Result<Value> {
+pub(crate) fn finish_flow(
+    peer: &mut ReceivingProcess,
+    size: usize,
+    tx_cpu_us: f64,
+) -> Result<Value> {
     let report = peer.report()?;
     if let Some(error) = report.get("error") {
         bail!("the receiver failed: {error}");
@@ -162,7 +166,7 @@ impl PingPong {
 
 /// Runs the process that measures the time.
 pub(crate) fn latency(a: &LatencyArgs) -> Result<Value> {
-    let mut peer = Peer::start()?;
+    let mut peer = ReceivingProcess::start()?;
     let mut end = PingPong::new(connect(peer.address()?, true)?, a.size, a.wait);
     Ok(Samples::of(a.iters.into(), || end.ask())?.report())
 }

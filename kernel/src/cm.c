@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Connections for iw_cm: connect, accept and reject; listen.c contains the listeners. The engine
- * (rk_mpa_*) keeps the state of MPA start-up, with its frames and time limits; the code here moves
- * the bytes and keeps a timer.
+ * Connections for iw_cm: connect, accept and reject; listen.c contains the listeners. The Rust
+ * library (rk_mpa_*) keeps the state of MPA start-up, with its frames and time limits; the code
+ * here moves the bytes and keeps a timer.
  *
- * Programs expect requests in the order in which the peer has connected. TCP connections begin in
- * the program's calls. Everything after that is done in turns: work items of one ordered workqueue,
- * which never wait for a peer. A turn is queued when data arrive on the socket or a time limit
- * expires, so turns run in the order of arrival.
+ * An outgoing TCP connection is started in the program's call (rnic_connect). All further steps, at
+ * both ends, are done in turns: work items of one ordered workqueue, which never wait for a peer. A
+ * turn is queued when data arrive on the socket or a time limit expires, so turns run in the order
+ * of arrival. Programs expect connection requests in the order in which the peers' TCP connections
+ * arrived.
  *
- * Until iw_cm is notified, only its turns use a connection. After that, a responder's connection
- * belongs to the identifier that iw_cm has created, which accepts or rejects it once.
+ * Until iw_cm is notified of a connection, only the connection's own turns use it. After that, a
+ * responder's connection belongs to the identifier that iw_cm has created, which accepts or rejects
+ * it once.
  */
 #include <linux/slab.h>
 #include <net/tcp.h>
@@ -101,9 +103,9 @@ void rnic_connection_free(struct rnic_connection *connection)
 
 /*
  * Queues a turn for each event of the socket from now on. No callback reports earlier events, so
- * this queues a turn immediately if data have arrived or the socket's state is not `idle`.
+ * this queues a turn immediately if data have arrived or the socket has left `expected_state`.
  */
-void rnic_watch(struct rnic_connection *connection, int idle)
+void rnic_watch(struct rnic_connection *connection, int expected_state)
 {
 	struct sock *sk = connection->socket->sk;
 
@@ -115,7 +117,7 @@ void rnic_watch(struct rnic_connection *connection, int idle)
 	sk->sk_data_ready = socket_event;
 	sk->sk_state_change = socket_event;
 	write_unlock_bh(&sk->sk_callback_lock);
-	if (sk->sk_state != idle || !skb_queue_empty(&sk->sk_receive_queue))
+	if (sk->sk_state != expected_state || !skb_queue_empty(&sk->sk_receive_queue))
 		queue_turn(connection);
 	release_sock(sk);
 }
@@ -150,8 +152,8 @@ void rnic_set_timer(struct rnic_connection *connection)
 }
 
 /*
- * Returns the result of a turn. If that is -EAGAIN (more turns are needed), sets the timer, or
- * returns -ETIMEDOUT if a time limit has expired.
+ * Passes on the result of a step. If it is -EAGAIN (more turns are needed), sets the timer for the
+ * next one; if a time limit has expired, returns -ETIMEDOUT instead.
  */
 int rnic_check_time_limit(struct rnic_connection *connection, int result)
 {
@@ -189,18 +191,19 @@ int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer
 	for (;;) {
 		struct msghdr message = {};
 		struct kvec run = { .iov_base = part };
-		int count = rk_mpa_missing(connection->mpa);
+		int missing = rk_mpa_missing(connection->mpa);
+		int received, result;
 
-		if (count <= 0)
-			return count ? count : -EPROTO;
-		run.iov_len = min_t(size_t, count, sizeof(part));
-		count = kernel_recvmsg(connection->socket, &message, &run, 1, run.iov_len,
-				       MSG_DONTWAIT);
-		if (count <= 0)
-			return count ? count : -ECONNRESET;
-		count = rk_mpa_push(connection->mpa, part, count, peer);
-		if (count != -EAGAIN)
-			return count;
+		if (missing <= 0)
+			return missing ? missing : -EPROTO;
+		run.iov_len = min_t(size_t, missing, sizeof(part));
+		received = kernel_recvmsg(connection->socket, &message, &run, 1, run.iov_len,
+					  MSG_DONTWAIT);
+		if (received <= 0)
+			return received ? received : -ECONNRESET;
+		result = rk_mpa_push(connection->mpa, part, received, peer);
+		if (result != -EAGAIN)
+			return result;
 	}
 }
 
@@ -257,21 +260,23 @@ static int begin_stream(struct rnic_qp *qp, struct rnic_connection *connection, 
 	spin_lock_bh(&qp->lock);
 	result = rk_qp_begin(qp->engine, connection->mpa, tcp_sk(sk)->mss_cache, ktime_get_ns());
 	if (!result)
-		qp->link = RNIC_LINK_UP;
+		qp->stream_state = RNIC_STREAM_UP;
 	spin_unlock_bh(&qp->lock);
 	if (!result && octets) {
 		iov_iter_kvec(&message.msg_iter, ITER_SOURCE, &run, 1, octets);
 		/*
-		 * The send buffer is empty, so TCP takes the whole reply. The socket's lock delays
-		 * data from the peer.
+		 * The send buffer is empty, so TCP takes the whole reply. While this function holds
+		 * the socket's lock, TCP queues data from the peer in the backlog, so none is
+		 * handled before the stream is attached.
 		 */
 		result = tcp_sendmsg_locked(sk, &message, octets);
 		result = result == octets ? 0 : -ECONNABORTED;
 		if (result) {
 			spin_lock_bh(&qp->lock);
+			/* Report the error, then that there is no stream any more. */
 			rk_stream_failed(qp->engine);
 			rk_qp_stream_gone(qp->engine);
-			qp->link = RNIC_LINK_NONE;
+			qp->stream_state = RNIC_STREAM_NONE;
 			spin_unlock_bh(&qp->lock);
 		}
 	}
@@ -325,9 +330,10 @@ static int start_from_new_port(struct rnic_connection *connection)
 
 /*
  * Returns true if TCP cannot use the local port, and another port may be used instead. rdma_cm
- * chooses ports without asking TCP, so another socket may use the port; and rtrs uses the same port
- * for all connections of a session, which have the same peer. A port outside of the ephemeral range
- * was requested by the client, so it must not be replaced.
+ * chooses ports without asking TCP, so another socket may use the port. And rtrs uses one local
+ * port for all connections of a session, which go to the same peer, so their 4-tuples would be
+ * equal. A port outside of the ephemeral range was requested by the client, so it must not be
+ * replaced.
  */
 static bool may_change_port(const struct iw_cm_id *id, int result)
 {
@@ -415,7 +421,10 @@ static void connect_turn(struct work_struct *work)
 		event.status = begin_stream(qp, connection, id, NULL, 0);
 	id->event_handler(id, &event);
 	mutex_unlock(&qp->mutex);
-	/* Sends the first message, and processes the data that have arrived meanwhile. */
+	/*
+	 * Sends what is due (the RTR), and processes data that arrived after the reply, before the
+	 * stream was attached.
+	 */
 	rnic_stream_kick(qp);
 	id->rem_ref(id);
 	rnic_qp_put(&qp->base);

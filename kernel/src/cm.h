@@ -43,7 +43,7 @@ int rnic_create_socket(struct ib_device *base, const struct sockaddr_storage *ad
 struct rnic_connection *rnic_connection_new(struct rk_mpa *mpa, work_func_t turn);
 void rnic_connection_free(struct rnic_connection *connection);
 
-void rnic_watch(struct rnic_connection *connection, int idle);
+void rnic_watch(struct rnic_connection *connection, int expected_state);
 void rnic_unwatch(struct rnic_connection *connection);
 void rnic_set_timer(struct rnic_connection *connection);
 int rnic_check_time_limit(struct rnic_connection *connection, int result);

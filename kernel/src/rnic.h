@@ -175,13 +175,13 @@ enum rnic_tx {
  *
  * A dash: the state does not change. *: the time limit starts again.
  */
-enum rnic_link {
-	RNIC_LINK_NONE,
-	RNIC_LINK_UP,
+enum rnic_stream_state {
+	RNIC_STREAM_NONE,
+	RNIC_STREAM_UP,
 	/* The stream is being ended; see `deadline` of the queue pair. */
-	RNIC_LINK_ENDING,
+	RNIC_STREAM_ENDING,
 	/* The next call of rnic_stream_turn() resets the stream. */
-	RNIC_LINK_GIVEN_UP,
+	RNIC_STREAM_GIVEN_UP,
 };
 
 struct rnic_qp {
@@ -216,10 +216,10 @@ struct rnic_qp {
 	struct work_struct work;
 	/* Queues `work` at the time that rk_poll_at() returned. */
 	struct timer_list timer;
-	/* `link`, `deadline` and `acknowledged` are guarded by `lock`. */
-	enum rnic_link link;
+	/* `stream_state`, `deadline` and `acknowledged` are guarded by `lock`. */
+	enum rnic_stream_state stream_state;
 	/*
-	 * In RNIC_LINK_ENDING: time limit in jiffies. Until this side is shut down, the peer must
+	 * In RNIC_STREAM_ENDING: time limit in jiffies. Until this side is shut down, the peer must
 	 * acknowledge more bytes before it; then, the peer must close its side before it.
 	 */
 	unsigned long deadline;
@@ -250,8 +250,8 @@ static inline struct rnic_qp *to_qp(struct ib_qp *qp)
 /* Makes the next rnic_stream_turn() reset the stream, if there is one. Called with the lock. */
 static inline void rnic_give_up(struct rnic_qp *qp)
 {
-	if (qp->link != RNIC_LINK_NONE)
-		qp->link = RNIC_LINK_GIVEN_UP;
+	if (qp->stream_state != RNIC_STREAM_NONE)
+		qp->stream_state = RNIC_STREAM_GIVEN_UP;
 }
 
 static inline struct rnic_cq *to_cq(struct ib_cq *cq)

@@ -220,7 +220,7 @@ static void detach(struct rnic_qp *qp, bool reset)
 	write_unlock_bh(&sk->sk_callback_lock);
 	spin_lock_bh(&qp->lock);
 	WRITE_ONCE(qp->sk, NULL);
-	qp->link = RNIC_LINK_NONE;
+	qp->stream_state = RNIC_STREAM_NONE;
 	spin_unlock_bh(&qp->lock);
 	tasklet_kill(&qp->sender);
 	qp->socket = NULL;
@@ -246,7 +246,7 @@ static void detach(struct rnic_qp *qp, bool reset)
  */
 static bool must_reset(const struct rnic_qp *qp)
 {
-	return qp->link == RNIC_LINK_GIVEN_UP ||
+	return qp->stream_state == RNIC_STREAM_GIVEN_UP ||
 	       (rk_rx_interest(qp->engine) == RK_RX_NONE && qp->sk->sk_state == TCP_CLOSE);
 }
 
@@ -263,8 +263,8 @@ static bool may_leave(const struct rnic_qp *qp)
 /* Starts or restarts the time limit for the peer. Called with the queue pair's lock. */
 static void begin_ending(struct rnic_qp *qp)
 {
-	if (qp->link == RNIC_LINK_UP)
-		qp->link = RNIC_LINK_ENDING;
+	if (qp->stream_state == RNIC_STREAM_UP)
+		qp->stream_state = RNIC_STREAM_ENDING;
 	qp->acknowledged = READ_ONCE(tcp_sk(qp->sk)->snd_una);
 	qp->deadline = jiffies + LINGER;
 }
@@ -278,7 +278,7 @@ static bool peer_stalled(struct rnic_qp *qp)
 {
 	if (!rk_qp_is_ending(qp->engine) || rk_qp_is_shut_down(qp->engine))
 		return false;
-	if (qp->link == RNIC_LINK_UP ||
+	if (qp->stream_state == RNIC_STREAM_UP ||
 	    qp->acknowledged != READ_ONCE(tcp_sk(qp->sk)->snd_una))
 		begin_ending(qp);
 	return time_after_eq(jiffies, qp->deadline);
@@ -472,12 +472,12 @@ bool rnic_apply_effects(struct rnic_qp *qp)
 		more = rk_complete_due(qp->engine);
 		events |= rk_take_events(qp->engine);
 		act = rk_qp_wish(qp->engine) != RK_WISH_KEEP || may_leave(qp) ||
-		      (rk_qp_is_ending(qp->engine) && qp->link == RNIC_LINK_UP) ||
+		      (rk_qp_is_ending(qp->engine) && qp->stream_state == RNIC_STREAM_UP) ||
 		      (rk_qp_state(qp->engine) == RK_STATE_ERROR && !qp->flushed);
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
 		due = rk_wants_tx(qp->engine) || qp->sends_pending;
-		ending = qp->link == RNIC_LINK_ENDING;
+		ending = qp->stream_state == RNIC_STREAM_ENDING;
 		deadline = qp->deadline;
 		spin_unlock_bh(&qp->lock);
 	} while (more);

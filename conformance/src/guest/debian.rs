@@ -138,7 +138,7 @@ impl Kernel {
             headers: self.release.headers(dir),
             modules: dir.to_owned(),
             source: self.source(dir),
-            storage: self.series == NEWER,
+            builds_storage: self.series == NEWER,
             name,
         }
     }

@@ -263,7 +263,7 @@ pub(crate) fn device(
     let extra = if storage { STORAGE } else { Extra::default() };
     debian::fetch_programs(programs_dir, log)?;
     let siw = siw(kernel, cache, log)?;
-    let rebuilt = if storage && kernel.storage {
+    let rebuilt = if storage && kernel.builds_storage {
         omitted::STORAGE.build(kernel, &cache.join("storage"), Variant::Stock, log)?
     } else {
         Vec::new()

@@ -10,14 +10,14 @@ pub(crate) struct KernelFiles {
     pub(crate) name: String,
     /// The bootable image.
     pub(crate) image: PathBuf,
-    /// The headers for building modules.
+    /// The build directory (`/lib/modules/…/build`) against which modules are compiled.
     pub(crate) headers: PathBuf,
     /// The directory that contains `lib/modules`.
     pub(crate) modules: PathBuf,
-    /// The parts of the source from which modules are built.
+    /// The source tree from which the directories of the modules are copied.
     pub(crate) source: PathBuf,
-    /// `true` if [`STORAGE`](super::omitted::STORAGE) can be built for this kernel.
-    pub(crate) storage: bool,
+    /// `true` if the tests build [`STORAGE`](super::omitted::STORAGE) for this kernel.
+    pub(crate) builds_storage: bool,
 }
 
 impl From<DebugKernel> for KernelFiles {
@@ -29,7 +29,7 @@ impl From<DebugKernel> for KernelFiles {
             headers: kernel.source.clone(),
             source: kernel.source,
             // The storage modules are tested only with Debian's kernel.
-            storage: false,
+            builds_storage: false,
         }
     }
 }

@@ -9,7 +9,7 @@
 //! SECURITY.md.
 
 use crate::protocol::{Message, Nonce, Proof, VERSION};
-use crate::transport::{Link, expect, unexpected};
+use crate::transport::{Link, expect_message, unexpected};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -67,7 +67,8 @@ impl Secret {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(refuse("is not a regular file".into()));
         }
-        // Group access is allowed: service managers pass credentials to a service in that way.
+        // The group may read the file (0o440), because service managers pass credentials in that
+        // way.
         if stat.st_mode & 0o027 != 0 {
             return Err(refuse(format!(
                 "has the permissions {:03o}: other users can read it, or a group can change it; \
@@ -123,7 +124,7 @@ impl Secret {
     }
 }
 
-/// Returns `true` if only this user and root can change a file of this owner.
+/// Returns `true` if a file that belongs to `owner` can be changed only by `user` and root.
 const fn is_trusted(owner: u32, user: u32) -> bool {
     owner == user || owner == 0
 }
@@ -145,7 +146,7 @@ pub(crate) fn client_handshake(link: &mut impl Link, secret: Option<&Secret>) ->
         secret: secret.is_some(),
         nonce: client_nonce,
     })?;
-    let server_nonce = match expect(link)? {
+    let server_nonce = match expect_message(link)? {
         Message::Hello {
             version,
             secret: required,
@@ -171,7 +172,7 @@ pub(crate) fn client_handshake(link: &mut impl Link, secret: Option<&Secret>) ->
     link.send(&Message::Proof {
         proof: secret.prove(Role::Client, &client_nonce, &server_nonce)?,
     })?;
-    match expect(link)? {
+    match expect_message(link)? {
         Message::Proof { proof } => {
             secret.verify(Role::Server, &client_nonce, &server_nonce, &proof)
         }
@@ -207,7 +208,8 @@ pub(crate) fn server_handshake(link: &mut impl Link, secret: Option<&Secret>) ->
     if !client_has_secret {
         return Err(Error::failed(SECRET_REQUIRED));
     }
-    // `recv`, not `expect`, because a stranger must not gain time with `Working`.
+    // Not `expect_message`: it skips `Working` messages, with which an unauthenticated client could
+    // postpone the time-out.
     match link.recv()? {
         Some(Message::Proof { proof }) => {
             secret.verify(Role::Client, &client_nonce, &server_nonce, &proof)?;
@@ -241,7 +243,7 @@ mod tests {
     use crate::part::tests::TempDir;
     use std::os::unix::fs::PermissionsExt as _;
 
-    fn file(t: &TempDir, content: &[u8], mode: u32) -> Result<Secret> {
+    fn read_secret(t: &TempDir, content: &[u8], mode: u32) -> Result<Secret> {
         let path = t.path("secret");
         let _ = std::fs::remove_file(&path);
         std::fs::write(&path, content).unwrap();
@@ -252,37 +254,36 @@ mod tests {
     #[test]
     fn secret_length_is_checked() {
         let t = TempDir::new();
-        let long = [b'x'; 16];
-        assert_eq!(file(&t, &long, 0o600).unwrap().0, long);
-        assert_eq!(
-            file(&t, &[&long[..], b"\r\n"].concat(), 0o440).unwrap().0,
-            long
-        );
+        let shortest = [b'x'; 16];
+        assert_eq!(read_secret(&t, &shortest, 0o600).unwrap().0, shortest);
         // The line break at the end is not part of the secret.
         for end in [&b""[..], b"\n", b"\r\n"] {
             let content = [&[b'x'; 4096][..], end].concat();
-            assert_eq!(file(&t, &content, 0o600).unwrap().0, [b'x'; 4096]);
+            assert_eq!(read_secret(&t, &content, 0o600).unwrap().0, [b'x'; 4096]);
         }
-        assert_eq!(
-            file(&t, &[&long[..], b"\r"].concat(), 0o600)
-                .unwrap()
-                .0
-                .len(),
-            17
-        );
-        for (content, mode, why) in [
-            (&b""[..], 0o600, "octets"),
-            (b"\n", 0o600, "octets"),
-            (&long[1..], 0o600, "octets"),
-            (&[b'x'; 4097], 0o600, "octets"),
-            (&[b'x'; 9000], 0o600, "octets"),
-            (&long, 0o604, "chmod"),
-            (&long, 0o602, "chmod"),
-            (&long, 0o601, "chmod"),
-            (&long, 0o620, "chmod"),
+        let with_cr = [&shortest[..], b"\r"].concat();
+        assert_eq!(read_secret(&t, &with_cr, 0o600).unwrap().0, with_cr);
+        for content in [
+            &b""[..],
+            b"\n",
+            &shortest[1..],
+            &[b'x'; 4097],
+            &[b'x'; 9000],
         ] {
-            let e = file(&t, content, mode).unwrap_err().to_string();
-            assert!(e.contains(why), "{mode:o} {e}");
+            let e = read_secret(&t, content, 0o600).unwrap_err().to_string();
+            assert!(e.contains("octets"), "{e}");
+        }
+    }
+
+    #[test]
+    fn secret_file_is_checked() {
+        let t = TempDir::new();
+        let secret = [b'x'; 16];
+        let line = [&secret[..], b"\r\n"].concat();
+        assert_eq!(read_secret(&t, &line, 0o440).unwrap().0, secret);
+        for mode in [0o604, 0o602, 0o601, 0o620] {
+            let e = read_secret(&t, &secret, mode).unwrap_err().to_string();
+            assert!(e.contains("chmod"), "{mode:o} {e}");
         }
         assert!(
             Secret::read(&t.path(""))

@@ -85,7 +85,7 @@ fn copy(
             rdma::try_addresses(&addresses, &crate::config(args), |ctx, peer| {
                 let (prepared, qp) = Prepared::new(ctx, &budget)?;
                 let connection = rdma::connect(&Connector::new(ctx), peer, qp)?;
-                Ok((ctx.clone(), prepared.connected(connection, None)))
+                Ok((ctx.clone(), prepared.into_link(connection, None)))
             })?;
         if lock(&current).replace(ctx.clone()).is_none() {
             report_when_interrupted(&current, &resumable, &bar, hint)?;
@@ -102,7 +102,7 @@ fn copy(
         });
         let outcome = outcome.map_err(|e| match answered {
             true => e,
-            false => link.busy_if_refused(e),
+            false => link.refusal_to_busy(e),
         });
         link.close();
         seconds = start.elapsed().as_secs_f64();

@@ -131,7 +131,7 @@ impl Prepared {
     }
 
     /// Adds the connection. `guest` is `Some` on a server.
-    pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> RdmaLink {
+    pub(super) fn into_link(self, connection: ConnectedId, guest: Option<Guest>) -> RdmaLink {
         RdmaLink {
             prepared: self,
             connection,
@@ -337,7 +337,7 @@ impl RdmaLink {
 
     /// Client: converts the error `e` of an unanswered request to [`Error::Busy`] if the server
     /// reset the connection because it needed the place.
-    pub(super) fn busy_if_refused(&self, e: Error) -> Error {
+    pub(super) fn refusal_to_busy(&self, e: Error) -> Error {
         rdma::busy_if_reset(e, &self.connection)
     }
 

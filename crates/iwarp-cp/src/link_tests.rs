@@ -17,7 +17,7 @@ fn pair() -> (RdmaLink, RdmaLink) {
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
             let (prepared, qp) = Prepared::new(&ctx, &budget).unwrap();
-            prepared.connected(Connector::new(&ctx).connect(at, qp).unwrap(), None)
+            prepared.into_link(Connector::new(&ctx).connect(at, qp).unwrap(), None)
         });
         let (prepared, qp) = Prepared::new(&ctx, &budget).unwrap();
         let request = listener.accept(Some(LONG)).unwrap();
@@ -26,7 +26,7 @@ fn pair() -> (RdmaLink, RdmaLink) {
         let guest = Gate::new(1, 1).admit(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let guest = guest.unwrap();
         guest.advance();
-        let server = prepared.connected(connection, Some(guest));
+        let server = prepared.into_link(connection, Some(guest));
         (client.join().unwrap(), server)
     })
 }

@@ -80,7 +80,7 @@ fn accept(
         Err(e) => return Err(service::refuse(request, e)),
     };
     let connection = service::accept(request, qp, &ConnectionParameters::default(), &guest)?;
-    Ok(prepared.connected(connection, Some(guest)))
+    Ok(prepared.into_link(connection, Some(guest)))
 }
 
 fn log(quiet: bool, from: SocketAddr, path: &str, done: Summary) {

@@ -8,7 +8,9 @@ use crate::auth::{Secret, client_handshake, server_handshake};
 use crate::confine::{Place, Root};
 use crate::part::{Existing, Hash, Part, Source};
 use crate::protocol::{Grant, Have, MAX_SLOTS, Message};
-use crate::transport::{Link, WORKING_INTERVAL, expect, peer_error, receive_message, unexpected};
+use crate::transport::{
+    Link, WORKING_INTERVAL, expect_message, peer_error, receive_message, unexpected,
+};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -75,7 +77,7 @@ fn put_inner(
         resume: request.resume,
         path: request.path.to_owned(),
     })?;
-    let (have, grant) = match expect(link)? {
+    let (have, grant) = match expect_message(link)? {
         Message::Ready { have, grant } => (have, grant),
         other => return Err(unexpected(&other)),
     };
@@ -124,7 +126,7 @@ fn get_inner(
         grant,
         path: request.path.to_owned(),
     })?;
-    match expect(link)? {
+    match expect_message(link)? {
         Message::Start { offset, size, mode } => {
             receive(link, part, Start { offset, size, mode }, &grant, progress)
         }
@@ -215,7 +217,7 @@ fn receive_upload(
         link.grant()?,
     );
     link.send(&Message::Ready { have, grant })?;
-    match expect(link)? {
+    match expect_message(link)? {
         Message::Start {
             offset,
             size: start_size,
@@ -335,7 +337,7 @@ fn transmit(
         let slot = loop {
             match window.take() {
                 Some(slot) => break slot,
-                None => handle_free(&mut window, &expect(link)?)?,
+                None => handle_free(&mut window, &expect_message(link)?)?,
             }
         };
         let rest = u32::try_from(size - position).unwrap_or(u32::MAX);
@@ -352,7 +354,7 @@ fn transmit(
     let hash = source.hash();
     link.send(&Message::Finish { hash })?;
     loop {
-        match expect(link)? {
+        match expect_message(link)? {
             Message::Done => {
                 return Ok(Summary {
                     size,
@@ -404,7 +406,7 @@ fn receive(
     }
     progress(part.len(), start.size);
     loop {
-        match expect(link)? {
+        match expect_message(link)? {
             Message::Filled { slot, offset, len } => {
                 let missing = start.size.saturating_sub(part.len());
                 if slot >= grant.slots

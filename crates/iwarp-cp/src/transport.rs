@@ -68,7 +68,7 @@ pub(crate) fn receive_message(link: &mut impl Link) -> Result<Option<Message>> {
 }
 
 /// Like [`receive_message`], but fails if the peer closed the connection.
-pub(crate) fn expect(link: &mut impl Link) -> Result<Message> {
+pub(crate) fn expect_message(link: &mut impl Link) -> Result<Message> {
     receive_message(link)?
         .ok_or_else(|| Error::failed("the peer closed the connection before the copy was complete"))
 }

@@ -52,11 +52,11 @@ pub mod cm {
 pub use crate::conn::qp::{QpAttributes, QueuePair};
 pub use crate::conn::retry::Retry;
 pub use crate::error::PostFailed;
+pub use crate::objects::any_qp::EventQp;
 pub use crate::objects::channel::CompletionChannel;
 pub use crate::objects::context::Context;
 pub use crate::objects::cq::{CompletionQueue, CqError};
 pub use crate::objects::events::{AsyncEvent, AsyncEventKind, EventQueue, PortEvent, UdEvent};
-pub use crate::objects::member::EventQp;
 pub use crate::objects::srq::SharedReceiveQueue;
 pub use crate::objects::wait::Completions;
 pub use crate::open::create_event_channel;

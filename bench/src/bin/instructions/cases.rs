@@ -3,7 +3,7 @@
 //! fast.
 
 use crate::arena::Arena;
-use crate::link::{ALL, End, link};
+use crate::link::{ALL_ACCESS, End, link};
 use crate::measured;
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
@@ -398,7 +398,7 @@ fn mr_look_up() {
         .take(1000)
         .map(|random| {
             table
-                .register(arena.range(), arena.addr(), 1, ALL, random)
+                .register(arena.range(), arena.addr(), 1, ALL_ACCESS, random)
                 .expect("the table has a free slot")
         })
         .collect();
@@ -407,7 +407,9 @@ fn mr_look_up() {
     measured(|| {
         for &stag in black_box(&stags) {
             let range = (stag, arena.addr() + 8, 64);
-            let _ = table.access(range, ALL, accessor, |span| octets += black_box(span).len());
+            let _ = table.access(range, ALL_ACCESS, accessor, |span| {
+                octets += black_box(span).len();
+            });
         }
     });
     assert_eq!(octets, 64_000);
@@ -420,13 +422,13 @@ fn mr_register() {
     // Fill the table first, so that its growth is not counted.
     for number in random.by_ref().take(1000) {
         table
-            .register(arena.range(), 0, 1, ALL, number)
+            .register(arena.range(), 0, 1, ALL_ACCESS, number)
             .expect("the table has a free slot");
     }
     measured(|| {
         for number in random.by_ref().take(1000) {
             let stag = table
-                .register(arena.range(), 0, 1, ALL, black_box(number))
+                .register(arena.range(), 0, 1, ALL_ACCESS, black_box(number))
                 .expect("the table has a free slot");
             assert!(table.deregister(black_box(stag)).is_ok());
         }

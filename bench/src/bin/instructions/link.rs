@@ -17,7 +17,7 @@ const DEPTH: u32 = 256;
 /// Maximum number of runs per write.
 const RUNS: usize = 1024;
 /// All access rights.
-pub(crate) const ALL: Access = Access::LOCAL_WRITE
+pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
@@ -80,7 +80,7 @@ impl End {
         let arena = Arena::new(len);
         let mut memory = MemoryTable::new();
         let stag = memory
-            .register(arena.range(), arena.addr(), 1, ALL, 0x1234_5678)
+            .register(arena.range(), arena.addr(), 1, ALL_ACCESS, 0x1234_5678)
             .expect("an empty table has a free slot");
         Self {
             qp,

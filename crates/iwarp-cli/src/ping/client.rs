@@ -66,21 +66,22 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) fn run(args: &PingArgs) -> Result<()> {
     let addresses = rdma::resolve(&args.target, args.port)?;
     let times = Arc::new(Mutex::new(Times::new(args.size())));
-    let current = Arc::new(Mutex::new(None));
+    let current_ctx = Arc::new(Mutex::new(None));
     let outcome = retry::retry_while_busy(|| {
         let (ctx, peer, mut link) =
             rdma::try_addresses(&addresses, &rdma::config(), |ctx, peer| {
                 let (prepared, qp) = Prepared::new(ctx)?;
                 let connector = Connector::new(ctx).reads(1, 1);
-                let link = prepared.connected(rdma::connect(&connector, peer, qp)?, None);
+                let link = prepared.into_link(rdma::connect(&connector, peer, qp)?, None);
                 Ok((ctx.clone(), peer, link))
             })?;
-        if lock(&current).replace(ctx).is_none() {
-            show_when_interrupted(&current, &times)?;
+        if lock(&current_ctx).replace(ctx).is_none() {
+            print_summary_on_interrupt(&current_ctx, &times)?;
         }
         let outcome = pings(args, peer, &mut link, &times);
         let outcome = outcome.map_err(|e| match lock(&times).round_trips.count() {
-            0 => link.busy_if_refused(e),
+            // The server had no place for this client: retry.
+            0 => link.refusal_to_busy(e),
             _ => e,
         });
         link.close();
@@ -97,21 +98,22 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
 }
 
 /// On an interrupt, prints the summary and completes the capture of the current connection.
-fn show_when_interrupted(
-    current: &Arc<Mutex<Option<Context>>>,
+fn print_summary_on_interrupt(
+    current_ctx: &Arc<Mutex<Option<Context>>>,
     times: &Arc<Mutex<Times>>,
 ) -> Result<()> {
-    let (current, shown) = (Arc::clone(current), Arc::clone(times));
+    let (current_ctx, times) = (Arc::clone(current_ctx), Arc::clone(times));
     signals::on_interrupt(move |_| {
-        let times = lock(&shown);
+        let times = lock(&times);
         if let Some(text) = times.summary() {
             out::line(format_args!("{text}"));
         }
-        let ctx = lock(&current);
+        let ctx = lock(&current_ctx);
         if let Some(Err(e)) = ctx.as_ref().map(Context::flush_capture) {
             tracing::warn!("the capture file is incomplete: {e}");
         }
-        // An interrupt is the normal end, as for ping(8).
+        // The exit status. An interrupt is the normal end, as for ping(8), so it is 0 unless no
+        // ping was answered.
         i32::from(times.round_trips.count() == 0)
     })
 }
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_data_fail_with_validate_only() {
+    fn wrong_data_fail_only_with_validate() {
         for (options, refused) in [
             (&[][..], false),
             (&["-v"], false),

@@ -51,7 +51,7 @@ impl Prepared {
     }
 
     /// Completes the link with its connection and, at a server, the client's place.
-    pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> Link {
+    pub(super) fn into_link(self, connection: ConnectedId, guest: Option<Guest>) -> Link {
         Link {
             prepared: self,
             connection,
@@ -132,7 +132,7 @@ impl Link {
 
     /// Client: converts the error `e` of an unanswered first ping to [`Error::Busy`] if the server
     /// reset the connection because it needed the place.
-    pub(super) fn busy_if_refused(&self, e: Error) -> Error {
+    pub(super) fn refusal_to_busy(&self, e: Error) -> Error {
         rdma::busy_if_reset(e, &self.connection)
     }
 
@@ -256,7 +256,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let connection = Connector::new(&ctx).connect(at, their_qp).unwrap();
-                let mut link = theirs.connected(connection, None);
+                let mut link = theirs.into_link(connection, None);
                 let end = Instant::now() + Duration::from_secs(60);
                 while link.send(Info::default()).is_ok() && !closed.load(Ordering::Acquire) {
                     let soon = Instant::now() + Duration::from_millis(20);
@@ -274,7 +274,7 @@ mod tests {
             let connection = request
                 .accept(qp, &ConnectionParameters::default())
                 .unwrap();
-            let mut link = mine.connected(connection, None);
+            let mut link = mine.into_link(connection, None);
             link.outstanding_sends = u32::MAX;
             link.close();
             closed.store(true, Ordering::Release);

@@ -55,7 +55,7 @@ fn accept(ctx: &Context, request: ConnectionRequest, guest: Guest) -> Result<Lin
         ..ConnectionParameters::default()
     };
     let connection = service::accept(request, qp, &parameters, &guest)?;
-    Ok(prepared.connected(connection, Some(guest)))
+    Ok(prepared.into_link(connection, Some(guest)))
 }
 
 fn answer(

@@ -3,7 +3,7 @@
 //! variable contains its role.
 
 use crate::common::alone::path_of;
-use crate::common::{Limit, Rs, limit, listener, octet, pattern};
+use crate::common::{Rs, TimeLimit, listener, octet, pattern, time_limit};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::process::{Child, Command};
@@ -21,7 +21,7 @@ impl Drop for Peer {
 }
 
 /// Starts the peer process in `role`. Returns it, the connected socket, and a time limit.
-fn peer(role: &str) -> (Peer, Rs, Limit) {
+fn peer(role: &str) -> (Peer, Rs, TimeLimit) {
     let (l, address) = listener(|_| {});
     let child = Command::new(std::env::current_exe().unwrap())
         .args([
@@ -41,7 +41,7 @@ fn peer(role: &str) -> (Peer, Rs, Limit) {
         "the peer process did not connect"
     );
     let (s, _) = rs::accept(l.0).unwrap();
-    (child, Rs(s), limit(60))
+    (child, Rs(s), time_limit(Duration::from_secs(60)))
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn peer_process() {
 
 #[test]
 fn exit_without_close_delivers_data() {
-    let (mut child, s, limit) = peer("exit");
+    let (mut child, s, stopwatch) = peer("exit");
     let mut out = vec![0; 1 << 20];
     let mut position = 0;
     loop {
@@ -124,7 +124,7 @@ fn exit_without_close_delivers_data() {
             "from {position}"
         );
         position += n;
-        limit.check();
+        stopwatch.assert_within();
     }
     assert_eq!(position, TOTAL);
     assert!(child.0.wait().unwrap().success());
@@ -132,7 +132,7 @@ fn exit_without_close_delivers_data() {
 
 #[test]
 fn data_flows_both_ways() {
-    let (mut child, s, limit) = peer("echo");
+    let (mut child, s, stopwatch) = peer("echo");
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for position in (0..8 << 20).step_by(1 << 18) {
@@ -144,12 +144,12 @@ fn data_flows_both_ways() {
         assert!(got == pattern(0, 8 << 20), "{} octets", got.len());
     });
     assert!(child.0.wait().unwrap().success());
-    limit.check();
+    stopwatch.assert_within();
 }
 
 #[test]
 fn killed_peer_ends_receive() {
-    let (mut child, s, limit) = peer("hang");
+    let (mut child, s, stopwatch) = peer("hang");
     assert_eq!(s.recv_n(1000), pattern(0, 1000));
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| rs::recv(s.0, &mut [0; 1], 0));
@@ -161,12 +161,12 @@ fn killed_peer_ends_receive() {
     });
     assert_ne!(s.poll(libc::POLLIN, 1000) & libc::POLLIN, 0);
     assert_eq!(rs::send(s.0, b"x", 0), Err(Errno::CONNRESET));
-    limit.check();
+    stopwatch.assert_within();
 }
 
 #[test]
 fn killed_peer_ends_blocked_send() {
-    let (mut child, s, limit) = peer("hang");
+    let (mut child, s, stopwatch) = peer("hang");
     std::thread::scope(|scope| {
         let sends = scope.spawn(|| {
             let data = vec![0; 1 << 20];
@@ -186,14 +186,14 @@ fn killed_peer_ends_blocked_send() {
     });
     // Data that arrived before the kill can still be read.
     assert_eq!(s.recv_n(1000), pattern(0, 1000));
-    limit.check();
+    stopwatch.assert_within();
 }
 
 #[test]
 fn child_cannot_use_inherited_stream() {
-    let (mut child, s, limit) = peer("fork");
+    let (mut child, s, stopwatch) = peer("fork");
     assert_eq!(s.recv_n(100), b"before and after");
     drop(s);
     assert!(child.0.wait().unwrap().success());
-    limit.check();
+    stopwatch.assert_within();
 }

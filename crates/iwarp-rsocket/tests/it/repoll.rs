@@ -1,7 +1,7 @@
 //! Tests of `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and ordinary
 //! descriptors.
 
-use crate::common::{Rs, alone, limit, pair};
+use crate::common::{Rs, alone, pair, time_limit};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::c_api::{repoll_create, repoll_ctl, repoll_wait};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
@@ -33,20 +33,20 @@ impl Set {
         Self(number)
     }
 
-    fn control(&self, op: i32, fd: i32, events: u32, data: u64) -> i32 {
+    fn control(&self, op: i32, fd: i32, events: u32, data: u64) -> Result<(), i32> {
         let mut event = epoll_event { events, u64: data };
         // SAFETY: the pointer is to a local event.
         match unsafe { repoll_ctl(self.0, op, fd, &raw mut event) } {
-            0 => 0,
+            0 => Ok(()),
             n => {
                 assert_eq!(n, -1);
-                errno()
+                Err(errno())
             }
         }
     }
 
     fn add(&self, fd: i32, events: u32, data: u64) {
-        assert_eq!(self.control(EPOLL_CTL_ADD, fd, events, data), 0);
+        assert_eq!(self.control(EPOLL_CTL_ADD, fd, events, data), Ok(()));
     }
 
     fn wait(&self, max: usize, timeout_ms: i32) -> Result<Vec<(u64, u32)>, i32> {
@@ -61,7 +61,7 @@ impl Set {
 #[test]
 fn set_reports_rsockets_and_pipes() {
     alone("set_reports_rsockets_and_pipes", || {
-        let limit = limit(20);
+        let stopwatch = time_limit(Duration::from_secs(20));
         let (c, s) = pair();
         let (reader, mut writer) = std::io::pipe().unwrap();
         let set = Set::new();
@@ -82,18 +82,18 @@ fn set_reports_rsockets_and_pipes() {
         assert_eq!(single[..], both);
         assert_eq!(s.recv_n(1), b"x");
         assert_eq!(set.wait(4, -1), Ok(vec![(2, IN)]));
-        assert_eq!(set.control(EPOLL_CTL_MOD, s.0, IN | OUT, 3), 0);
+        assert_eq!(set.control(EPOLL_CTL_MOD, s.0, IN | OUT, 3), Ok(()));
         assert!(set.wait(4, -1).unwrap().contains(&(3, OUT)));
-        assert_eq!(set.control(EPOLL_CTL_DEL, s.0, 0, 0), 0);
+        assert_eq!(set.control(EPOLL_CTL_DEL, s.0, 0, 0), Ok(()));
         assert_eq!(set.wait(4, -1), Ok(vec![(2, IN)]));
-        limit.check();
+        stopwatch.assert_within();
     });
 }
 
 #[test]
 fn wait_notices_concurrent_changes() {
     alone("wait_notices_concurrent_changes", || {
-        let limit = limit(20);
+        let stopwatch = time_limit(Duration::from_secs(20));
         let (c, s) = pair();
         let set = Set::new();
         std::thread::scope(|scope| {
@@ -106,7 +106,6 @@ fn wait_notices_concurrent_changes() {
                 assert_eq!(wait.join().unwrap(), Ok(vec![(7, IN)]));
             }
         });
-        let number = set.0;
         let empty = Set::new();
         std::thread::scope(|scope| {
             let wait = scope.spawn(|| empty.wait(4, 15_000));
@@ -114,9 +113,9 @@ fn wait_notices_concurrent_changes() {
             assert_eq!(rs::close(empty.0), Ok(()));
             assert_eq!(wait.join().unwrap(), Err(libc::EBADF));
         });
-        assert_eq!(rs::close(number), Ok(()));
+        assert_eq!(rs::close(set.0), Ok(()));
         assert_eq!(set.wait(4, 0), Err(libc::EBADF));
-        limit.check();
+        stopwatch.assert_within();
     });
 }
 
@@ -130,7 +129,7 @@ fn one_shot_requires_rearming() {
         c.send_all(b"xy");
         assert_eq!(set.wait(4, 5000), Ok(vec![(1, IN)]));
         assert_eq!(set.wait(4, 20), Ok(vec![]));
-        assert_eq!(set.control(EPOLL_CTL_MOD, s.0, once, 2), 0);
+        assert_eq!(set.control(EPOLL_CTL_MOD, s.0, once, 2), Ok(()));
         assert_eq!(set.wait(4, 5000), Ok(vec![(2, IN)]));
     });
 }
@@ -151,7 +150,7 @@ fn closed_descriptors_leave_the_set() {
         let new = Rs::new();
         if new.0 == number {
             assert_eq!(set.wait(4, 20), Ok(vec![]));
-            assert_eq!(set.control(EPOLL_CTL_MOD, new.0, IN, 3), libc::ENOENT);
+            assert_eq!(set.control(EPOLL_CTL_MOD, new.0, IN, 3), Err(libc::ENOENT));
         }
         set.add(new.0, IN, 3);
         drop(c);
@@ -180,7 +179,7 @@ fn closed_datagram_socket_leaves_set() {
             let to = rs::local_address(next.0).unwrap();
             rs::send_to(sender.0, b"datagram", 0, to).unwrap();
             assert_ne!(next.poll(libc::POLLIN, 20_000), 0);
-            assert_eq!(set.control(EPOLL_CTL_MOD, next.0, IN, 2), libc::ENOENT);
+            assert_eq!(set.control(EPOLL_CTL_MOD, next.0, IN, 2), Err(libc::ENOENT));
         }
         assert_eq!(set.wait(4, 20), Ok(vec![]));
     });
@@ -199,18 +198,21 @@ fn invalid_calls_fail() {
             let wait = repoll_wait(set.0, null_mut(), 4, 0);
             assert_eq!((wait, errno()), (-1, libc::EFAULT));
         }
-        assert_eq!(set.control(EPOLL_CTL_ADD, -1, IN, 0), libc::EBADF);
-        assert_eq!(set.control(EPOLL_CTL_ADD, 1 << 20, IN, 0), libc::EBADF);
-        assert_eq!(set.control(EPOLL_CTL_ADD, set.0, IN, 0), libc::EINVAL);
-        assert_eq!(set.control(EPOLL_CTL_ADD, other.0, IN, 0), libc::EINVAL);
-        assert_eq!(set.control(EPOLL_CTL_MOD, c.0, IN, 0), libc::ENOENT);
-        assert_eq!(set.control(EPOLL_CTL_DEL, c.0, IN, 0), libc::ENOENT);
+        assert_eq!(set.control(EPOLL_CTL_ADD, -1, IN, 0), Err(libc::EBADF));
+        assert_eq!(set.control(EPOLL_CTL_ADD, 1 << 20, IN, 0), Err(libc::EBADF));
+        assert_eq!(set.control(EPOLL_CTL_ADD, set.0, IN, 0), Err(libc::EINVAL));
+        assert_eq!(
+            set.control(EPOLL_CTL_ADD, other.0, IN, 0),
+            Err(libc::EINVAL)
+        );
+        assert_eq!(set.control(EPOLL_CTL_MOD, c.0, IN, 0), Err(libc::ENOENT));
+        assert_eq!(set.control(EPOLL_CTL_DEL, c.0, IN, 0), Err(libc::ENOENT));
         set.add(c.0, IN, 0);
-        assert_eq!(set.control(EPOLL_CTL_ADD, c.0, IN, 0), libc::EEXIST);
-        assert_eq!(set.control(9, c.0, IN, 0), libc::EINVAL);
+        assert_eq!(set.control(EPOLL_CTL_ADD, c.0, IN, 0), Err(libc::EEXIST));
+        assert_eq!(set.control(9, c.0, IN, 0), Err(libc::EINVAL));
         assert_eq!(set.wait(0, 0), Err(libc::EINVAL));
-        // An rsocket is not a set. `c` closes it.
+        // An rsocket is not a set. `ManuallyDrop`, because `c` already closes the rsocket.
         let not_a_set = std::mem::ManuallyDrop::new(Set(c.0));
-        assert_eq!(not_a_set.control(EPOLL_CTL_ADD, 0, IN, 0), libc::EBADF);
+        assert_eq!(not_a_set.control(EPOLL_CTL_ADD, 0, IN, 0), Err(libc::EBADF));
     });
 }

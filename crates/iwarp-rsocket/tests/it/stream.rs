@@ -1,7 +1,7 @@
 //! Tests of streams between two rsockets of one process: data in both directions, flow control,
 //! shutdown, timeouts and options.
 
-use crate::common::{Rs, limit, listener, octet, pair, pair_with, pattern};
+use crate::common::{Rs, listener, octet, pair, pair_with, pattern, time_limit};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::time::{Duration, Instant};
@@ -311,7 +311,7 @@ fn peek_fills_all_buffers() {
 
 #[test]
 fn shutdown_wakes_waiting_threads() {
-    let limit = limit(10);
+    let stopwatch = time_limit(Duration::from_secs(10));
     let (c, s) = pair();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| rs::recv(s.0, &mut [0; 1], 0));
@@ -322,7 +322,7 @@ fn shutdown_wakes_waiting_threads() {
         assert_ne!(polls.join().unwrap() & libc::POLLIN, 0);
     });
     assert_eq!(c.recv_n(1), b"");
-    limit.check();
+    stopwatch.assert_within();
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 /// Largest number of sockets that an empty poll reads one by one. Smaller than in the runtime, so
 /// that small models also use the epoll set.
-const POLL_DIRECTLY: usize = 2;
+const POLL_DIRECTLY_MAX: usize = 2;
 /// Time that it takes to process a message or a request.
 const PROCESSING_TIME: u64 = 400;
 /// How long [`Queue::wait`] polls before it sleeps.
@@ -126,7 +126,7 @@ impl Queue {
             let sockets = self.sockets.read();
             sockets.iter().filter_map(Weak::upgrade).collect()
         };
-        let many = sockets.len() > POLL_DIRECTLY;
+        let many = sockets.len() > POLL_DIRECTLY_MAX;
         let direct = if many { &[][..] } else { &sockets };
         for socket in direct {
             socket.drive();
@@ -180,14 +180,14 @@ impl Queue {
             let _ = wait_fd(&*event, Interest::READ, None);
             self.asleep.fetch_sub(1, Ordering::Relaxed);
             let waited = Duration::from_nanos(world::now() - begin);
-            self.busy.slept(waited, WINDOW);
+            self.busy.record_sleep(waited, WINDOW);
         }
     }
 
     /// Updates the pollers after a queue pair was added.
     fn update_pollers(&self) {
-        let many = self.sockets.read().len() > POLL_DIRECTLY;
-        self.pollers.set_many(many);
+        let many = self.sockets.read().len() > POLL_DIRECTLY_MAX;
+        self.pollers.set_many_qps(many);
     }
 }
 

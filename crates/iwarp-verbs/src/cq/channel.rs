@@ -78,9 +78,9 @@ unsafe fn busy_poll(channel: *mut ibv_comp_channel) -> bool {
 }
 
 /// Records that a wait for an event, which began at `begin`, had to sleep.
-unsafe fn slept(channel: *mut ibv_comp_channel, begin: Instant) {
+unsafe fn record_sleep(channel: *mut ibv_comp_channel, begin: Instant) {
     let channel: &ChannelObject = object::trusted(channel);
-    channel.raw.slept(begin.elapsed());
+    channel.raw.record_sleep(begin.elapsed());
 }
 
 pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
             *cq = got;
             *cq_context = (*got).cq_context;
             if let Some(begin) = slept_since {
-                value((), || slept(channel, begin));
+                value((), || record_sleep(channel, begin));
             }
             return 0;
         }

@@ -7,9 +7,9 @@ use super::super::qp::{CmSink, QpAttributes, QueuePair};
 use super::*;
 use crate::config::Config;
 use crate::engine::Source;
+use crate::objects::any_qp::EventQp;
 use crate::objects::context::Context;
 use crate::objects::events::AsyncEventKind;
-use crate::objects::member::EventQp;
 use crate::testing::{
     EMPTY_SEND, attributes, break_off, connected, connected_as_responder, context, context_with,
     link, open, queue_pair, send_fpdu, until, unwatched_link,

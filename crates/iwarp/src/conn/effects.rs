@@ -5,10 +5,10 @@
 use super::linger::Closing;
 use super::link::Report;
 use super::qp::QpInner;
+use crate::objects::any_qp::EventQp;
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
 use crate::objects::hooks::Completion;
-use crate::objects::member::EventQp;
 use crate::objects::slots::Ring;
 use crate::sys::guarded::ProcessRange;
 use bitflags::bitflags;

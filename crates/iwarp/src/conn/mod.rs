@@ -19,6 +19,7 @@
 //! | end: finishing in the background | `linger`, `unsent_tail` |
 //! | variants | `infiniband` (devices shown as RoCE), `xrc_target`, `faults` (injected), `tally` (counts of operations) |
 
+pub(crate) mod any_qp;
 pub(crate) mod closing;
 pub(crate) mod cork;
 pub(crate) mod drive;
@@ -31,7 +32,6 @@ pub(crate) mod linger;
 pub(crate) mod link;
 pub(crate) mod liveness;
 pub(crate) mod machine_timer;
-pub(crate) mod member;
 #[cfg(test)]
 mod memory_wait_tests;
 pub(crate) mod peer_gone;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::conn::liveness::Reach;
 use crate::engine::policy::Verdict;
-use crate::objects::member::Member;
+use crate::objects::any_qp::AnyQp;
 use crate::testing::{
     attributes, connected, connected_for, context, link, open, queue_pair, send_fpdu, unattached,
     until, unwatched_link,
@@ -67,10 +67,10 @@ fn counters_are_read_without_waiting() {
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
     qp.post_send(&[SEND]).unwrap();
-    let counters = Member::counters(&*qp.inner, false).expect("the state is not locked");
+    let counters = AnyQp::counters(&*qp.inner, false).expect("the state is not locked");
     assert_eq!(counters.tx_messages, 1);
     let state = qp.inner.state.lock();
-    assert!(Member::counters(&*qp.inner, false).is_none());
+    assert!(AnyQp::counters(&*qp.inner, false).is_none());
     drop(state);
     qp.destroy();
 }

@@ -5,7 +5,7 @@ use super::operation::{Carried, Payload};
 use super::region::Region;
 use super::remote::RemoteRegion;
 use super::router::{Entry, Failure, Held, Router, SlotId, Unposted};
-use super::wait::{Wait, waits};
+use super::wait::{Wait, impl_future_and_wait};
 use crate::device::LIMITS;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
@@ -252,7 +252,7 @@ pub struct Submit<'b> {
     held: Vec<MemoryRegion>,
 }
 
-waits!(['b] Submit<'b>, ());
+impl_future_and_wait!(['b] Submit<'b> => ());
 
 impl Submit<'_> {
     fn failure(&self, status: WcStatus) -> Error {
@@ -361,7 +361,7 @@ impl Wait for Submit<'_> {
         Poll::Ready(result)
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         match self.stage {
             Stage::Posted(id) | Stage::Queued(id) => self.router().outcome(id).is_some(),
             Stage::New | Stage::Over => false,

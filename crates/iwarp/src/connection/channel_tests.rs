@@ -160,7 +160,9 @@ fn channel_message_goes_to_first_waiter() {
         one.register(Waker::noop());
     }
     done(&mut a.send("x"), &ends);
-    until("a message", &ends, || b.connection().recv().is_likely());
+    until("a message", &ends, || {
+        b.connection().recv().is_likely_ready()
+    });
     assert!(b.recv().poll_now().is_pending());
     let [first, ..] = &mut waiting;
     assert_eq!(*done(first, &[]).unwrap(), *b"x");

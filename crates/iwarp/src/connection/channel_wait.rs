@@ -5,7 +5,7 @@ use super::channel_state::{State, VERSION, header, kind};
 use super::operation::{Carried, Checked, Done, HEADER, Op, Operation, Payload, refused};
 use super::receive::Message;
 use super::router::{Router, call_all};
-use super::wait::{Wait, waits};
+use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::{Place, Ticket, Waiters};
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
@@ -22,7 +22,7 @@ pub struct Open {
     ticket: Option<Ticket>,
 }
 
-waits!([] Open, Channel);
+impl_future_and_wait!(Open => Channel);
 
 impl Open {
     pub(super) const fn new(shared: Arc<Shared>) -> Self {
@@ -79,7 +79,7 @@ impl Wait for Open {
         Poll::Ready(Ok(Channel { shared }))
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         self.router().has_message()
     }
 
@@ -118,7 +118,7 @@ pub struct Sending<'a> {
     tickets: Tickets,
 }
 
-waits!(['a] Sending<'a>, ());
+impl_future_and_wait!(['a] Sending<'a> => ());
 
 impl<'a> Sending<'a> {
     pub(super) fn new(shared: &Arc<Shared>, payload: Payload<'a, u8>, tickets: Tickets) -> Self {
@@ -205,8 +205,8 @@ impl Wait for Sending<'_> {
         self.operation.poll_now()
     }
 
-    fn is_likely(&self) -> bool {
-        self.operation.is_likely() || (!self.has_begun() && self.router().has_message())
+    fn is_likely_ready(&self) -> bool {
+        self.operation.is_likely_ready() || (!self.has_begun() && self.router().has_message())
     }
 
     fn register(&mut self, waker: &Waker) {
@@ -247,7 +247,7 @@ impl Drop for Sending<'_> {
 pub struct ChannelMessage {
     /// Without the header.
     message: Message,
-    back: Weak<Shared>,
+    channel: Weak<Shared>,
 }
 
 impl ChannelMessage {
@@ -258,7 +258,7 @@ impl ChannelMessage {
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         Ok(Self {
             message: self.message.slice(range)?,
-            back: Weak::clone(&self.back),
+            channel: Weak::clone(&self.channel),
         })
     }
 }
@@ -289,7 +289,7 @@ impl Drop for ChannelMessage {
     fn drop(&mut self) {
         // The receive is posted again before the peer gets the credit.
         if self.message.give_up()
-            && let Some(shared) = self.back.upgrade()
+            && let Some(shared) = self.channel.upgrade()
         {
             shared.owe();
         }
@@ -304,7 +304,7 @@ pub struct Receiving {
     tickets: Tickets,
 }
 
-waits!([] Receiving, Option<ChannelMessage>);
+impl_future_and_wait!(Receiving => Option<ChannelMessage>);
 
 impl Receiving {
     pub(super) fn new(shared: &Arc<Shared>, tickets: Tickets) -> Self {
@@ -353,11 +353,11 @@ impl Wait for Receiving {
         message.skip(HEADER);
         Poll::Ready(Ok(Some(ChannelMessage {
             message,
-            back: Arc::downgrade(&self.shared),
+            channel: Arc::downgrade(&self.shared),
         })))
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         self.router().has_message()
     }
 

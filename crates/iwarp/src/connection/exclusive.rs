@@ -8,8 +8,8 @@
 //!   the handle is kept until this crate's accesses have ended.
 //! - The keys of this memory never leave the module `connection`, which alone has its endpoint's
 //!   device and protection domain. So no other request can name it.
-//! - [`Region::get_mut`] needs the only handle, exclusively borrowed. A [`Filled`] refers to memory
-//!   of the receive queue of one connection that is not posted while the value lives.
+//! - [`Region::get_mut`] needs the only handle, exclusively borrowed. A [`ReceivedBytes`] refers to
+//!   memory of the receive queue of one connection that is not posted while the value lives.
 
 use super::region::{REMOTE, Region};
 use crate::verbs::MemoryRegion;
@@ -37,13 +37,13 @@ impl<T: Pod> Region<T> {
 
 /// Bytes of a received message. A clone refers to the same bytes.
 #[derive(Debug, Clone)]
-pub(super) struct Filled {
+pub(super) struct ReceivedBytes {
     memory: MemoryRegion,
     at: usize,
     len: usize,
 }
 
-impl Filled {
+impl ReceivedBytes {
     /// Refers to `len` bytes at `at`. Returns `None` if they are outside the memory, or if a peer
     /// could write them.
     ///

@@ -9,7 +9,7 @@ use super::receive::{Buffers, Recv};
 use super::region::{REMOTE, Region};
 use super::remote::RemoteRegion;
 use super::router::{Router, SlotId};
-use super::wait::{Wait, waits};
+use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::Ticket;
 use super::window::Window;
 use crate::engine::slots::BLOCKS;
@@ -321,8 +321,8 @@ impl Connection {
     }
 
     /// Writes elements to the start of the peer's region, and notifies the peer's program by an
-    /// empty message ([`Message::is_of_write`](super::Message::is_of_write)). Requires an iwarp
-    /// peer.
+    /// empty message ([`Message::is_write_immediate`](super::Message::is_write_immediate)). Requires
+    /// an iwarp peer.
     pub fn write_with_immediate<'a, T: Pod>(
         &self,
         payload: impl Into<Payload<'a, T>>,
@@ -494,7 +494,7 @@ pub struct Closed {
     ticket: Option<Ticket>,
 }
 
-waits!([] Closed, End);
+impl_future_and_wait!(Closed => End);
 
 impl Wait for Closed {
     type Output = End;
@@ -506,7 +506,7 @@ impl Wait for Closed {
         }
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         self.connection.inner.end.get().is_some()
     }
 

@@ -116,7 +116,7 @@ fn clones_keep_receive_buffer() {
     let (a, b) = pair_with(&Options::new().receives(2));
     let ends = [&a, &b];
     let in_buffers = || {
-        let messages = b.inner.buffers.messages.iter();
+        let messages = b.inner.buffers.message_counts.iter();
         messages.map(|n| n.load(Ordering::SeqCst)).sum::<u32>()
     };
     done(&mut a.send("what was said"), &ends);

@@ -1,10 +1,11 @@
-//! Connections whose requests are calls: futures for tasks, and blocking calls for threads.
+//! Connections without visible queues: each request is one call, whose result a task awaits or a
+//! thread waits for.
 //!
 //! [`connect`] and [`listen`] create a [`Connection`], which any number of tasks and threads can
-//! share. Its calls (`send`, `recv`, `write`, `read_into`, `get`, `fetch_add`, …) return an
-//! [`Operation`]: await it, or [`wait`](Operation::wait) for it. Memory is a [`Region`] of plain
-//! elements; a peer's memory is a [`RemoteRegion`], a token sent by the peer. A [`Channel`] adds
-//! flow-controlled messages, and a [`Stream`] a byte stream.
+//! share. Its calls (`send`, `write`, `read_into`, `get`, `fetch_add`, …) return an [`Operation`],
+//! and `recv` returns a [`Recv`]: await it, or [`wait`](Operation::wait) for it. Memory is a
+//! [`Region`] of plain elements; a peer's memory is a [`RemoteRegion`], a token sent by the peer. A
+//! [`Channel`] adds flow-controlled messages, and a [`Stream`] a byte stream.
 //!
 //! ```
 //! # fn main() -> iwarp::Result<()> {
@@ -29,8 +30,8 @@
 //! A program needs no `unsafe`. Requests own what they use: a [`Region`] is reference-counted, and
 //! a request holds it until it completes, even if its operation was dropped. References to memory
 //! are given out only where no one can write it: in a received [`Message`], and by
-//! [`Region::get_mut`] for a region that is neither shared nor in use. Other data is copied, and
-//! words are atomic.
+//! [`Region::get_mut`] for a region that is neither shared nor in use. All other accesses to
+//! a region copy the data, or read and write single words atomically.
 
 mod batch;
 mod channel;
@@ -89,8 +90,8 @@ pub fn connect(to: impl ToSocketAddrs) -> Connect {
 }
 
 /// Listens on an address of this host; port 0 selects a free port. [`bind`](Listen::bind) starts
-/// listening. Opens the device with the address with the settings of
-/// [`Config::from_env`](crate::Config::from_env).
+/// listening. Opens the device that has this address, with the settings
+/// of [`Config::from_env`](crate::Config::from_env).
 ///
 /// ```
 /// # fn main() -> iwarp::Result<()> {

@@ -824,7 +824,7 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
         }
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         match self.stage {
             Stage::Started(id) => self.router().outcome(id).is_some(),
             _ => false,

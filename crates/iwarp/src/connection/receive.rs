@@ -2,14 +2,15 @@
 //!
 //! Invariant of the `unsafe` code: a buffer is posted only when it is created and when the last
 //! [`Message`] in it is dropped. A message is created from a completion of its buffer, and each
-//! completion is routed once. Clones and slices are counted. So no request names the bytes of a
-//! message while it lives. Programs do not learn the key of this memory.
+//! completion is routed once. Clones and slices are counted. So while a message lives, no posted
+//! receive refers to its bytes. No request of the program can refer to them either: the program
+//! never gets the lkey of this memory.
 
-use super::exclusive::Filled;
+use super::exclusive::ReceivedBytes;
 use super::handle::{Connection, Inner};
 use super::region::resolve;
 use super::router::{Arrived, Inbox, Router, receive_id};
-use super::wait::{Wait, waits};
+use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::Ticket;
 use crate::error::{Error, Result};
 use crate::failure::RequestKind;
@@ -26,8 +27,8 @@ use std::task::{Poll, Waker};
 pub(super) struct Buffers {
     memory: MemoryRegion,
     size: u32,
-    /// By buffer: the messages in it.
-    pub(super) messages: Box<[AtomicU32]>,
+    /// For each buffer, the number of messages, clones and slices that refer to it.
+    pub(super) message_counts: Box<[AtomicU32]>,
 }
 
 impl Buffers {
@@ -39,25 +40,25 @@ impl Buffers {
         Ok(Self {
             memory,
             size,
-            messages: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            message_counts: (0..count).map(|_| AtomicU32::new(0)).collect(),
         })
     }
 
     pub(super) const fn count(&self) -> usize {
-        self.messages.len()
+        self.message_counts.len()
     }
 
     pub(super) fn post_all(&self, qp: &QueuePair) -> Result<()> {
-        // As many as `u32` counts.
+        // The count was a `u32`, so the cast loses nothing.
         (0..self.count() as u32).try_for_each(|buffer| self.post(qp, buffer))
     }
 
-    fn place(&self, buffer: u32) -> usize {
+    fn offset_of(&self, buffer: u32) -> usize {
         buffer as usize * self.size as usize
     }
 
     fn post(&self, qp: &QueuePair, buffer: u32) -> Result<()> {
-        let at = self.place(buffer);
+        let at = self.offset_of(buffer);
         let wr = RecvWr {
             wr_id: receive_id(buffer),
             sges: &[self.memory.sge(at..at + self.size as usize)?],
@@ -67,24 +68,25 @@ impl Buffers {
 
     /// Counts a message, a clone or a slice.
     fn add_message(&self, buffer: u32) {
-        if let Some(messages) = self.messages.get(buffer as usize) {
-            // A clone is made from a message that is counted.
-            messages.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.message_counts.get(buffer as usize) {
+            // Relaxed: the message that is cloned is counted, so the count cannot reach 0
+            // meanwhile.
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Counts the drop of a message. Returns `true` if it was the last one in its buffer.
     fn remove_message(&self, buffer: u32) -> bool {
         // The last one must see that the others have ended their accesses.
-        let messages = self.messages.get(buffer as usize);
-        messages.is_some_and(|messages| messages.fetch_sub(1, Ordering::AcqRel) == 1)
+        let count = self.message_counts.get(buffer as usize);
+        count.is_some_and(|count| count.fetch_sub(1, Ordering::AcqRel) == 1)
     }
 
-    fn filled(&self, arrived: &Arrived) -> Option<Filled> {
-        let (at, len) = (self.place(arrived.buffer), arrived.len as usize);
+    fn received_bytes(&self, arrived: &Arrived) -> Option<ReceivedBytes> {
+        let (at, len) = (self.offset_of(arrived.buffer), arrived.len as usize);
         // SAFETY: the buffer's completion was routed to the caller, and the buffer is reposted only
         // when the last message in it is dropped.
-        unsafe { Filled::new(self.memory.clone(), at, len) }
+        unsafe { ReceivedBytes::new(self.memory.clone(), at, len) }
     }
 }
 
@@ -96,9 +98,9 @@ impl Buffers {
 /// [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
 #[derive(Debug)]
 pub struct Message {
-    filled: Option<Filled>,
+    bytes: Option<ReceivedBytes>,
     arrived: Arrived,
-    back: Weak<Inner>,
+    connection: Weak<Inner>,
 }
 
 impl Message {
@@ -107,9 +109,10 @@ impl Message {
         self.arrived.immediate
     }
 
-    /// Returns `true` if it announces an RDMA Write with immediate data. It is empty then.
-    pub const fn is_of_write(&self) -> bool {
-        self.arrived.of_write
+    /// Returns `true` if this message only reports an RDMA Write with immediate data. The message
+    /// is then empty.
+    pub const fn is_write_immediate(&self) -> bool {
+        self.arrived.is_write_immediate
     }
 
     /// Returns a part of the message, which keeps the receive buffer, too.
@@ -124,8 +127,8 @@ impl Message {
     }
 
     fn restrict(&mut self, at: usize, len: usize) {
-        if let Some(filled) = &mut self.filled {
-            filled.restrict(at, len);
+        if let Some(bytes) = &mut self.bytes {
+            bytes.restrict(at, len);
         }
     }
 
@@ -138,15 +141,17 @@ impl Message {
     /// Gives up the bytes. Returns `true` if no other message is in the buffer, which is then
     /// posted again.
     pub(super) fn give_up(&mut self) -> bool {
-        // Before the buffer is posted again.
-        let filled = self.filled.take();
-        let Some(inner) = self.back.upgrade() else {
+        // Take the bytes out first: the peer may overwrite them as soon as the buffer is posted
+        // again.
+        let bytes = self.bytes.take();
+        let Some(inner) = self.connection.upgrade() else {
             return false;
         };
-        if filled.is_none() || inner.router.origin.is_foreign() {
+        // In a forked child, the buffers belong to the parent.
+        if bytes.is_none() || inner.router.origin.is_foreign() {
             return false;
         }
-        drop(filled);
+        drop(bytes);
         if !inner.buffers.remove_message(self.arrived.buffer) {
             return false;
         }
@@ -167,7 +172,7 @@ impl Deref for Message {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.filled.as_ref().map_or(&[], Filled::octets)
+        self.bytes.as_ref().map_or(&[], ReceivedBytes::octets)
     }
 }
 
@@ -180,13 +185,13 @@ impl AsRef<[u8]> for Message {
 impl Clone for Message {
     fn clone(&self) -> Self {
         // Without a connection, no buffer is posted again.
-        if let (Some(inner), true) = (self.back.upgrade(), self.filled.is_some()) {
+        if let (Some(inner), true) = (self.connection.upgrade(), self.bytes.is_some()) {
             inner.buffers.add_message(self.arrived.buffer);
         }
         Self {
-            filled: self.filled.clone(),
+            bytes: self.bytes.clone(),
             arrived: self.arrived,
-            back: Weak::clone(&self.back),
+            connection: Weak::clone(&self.connection),
         }
     }
 }
@@ -208,12 +213,12 @@ impl From<Message> for bytes::Bytes {
 impl Inner {
     pub(super) fn message(self: &Arc<Self>, arrived: Arrived) -> Message {
         tracing::trace!(parent: &self.span, octets = arrived.len, "received");
-        let filled = self.buffers.filled(&arrived);
+        let bytes = self.buffers.received_bytes(&arrived);
         self.buffers.add_message(arrived.buffer);
         Message {
-            filled,
+            bytes,
             arrived,
-            back: Arc::downgrade(self),
+            connection: Arc::downgrade(self),
         }
     }
 
@@ -255,7 +260,7 @@ impl Recv {
     }
 }
 
-waits!([] Recv, Message);
+impl_future_and_wait!(Recv => Message);
 
 impl Wait for Recv {
     type Output = Message;
@@ -269,7 +274,7 @@ impl Wait for Recv {
         }
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         self.router().has_message()
     }
 

@@ -3,7 +3,7 @@
 use super::handle::{Closed, Connection};
 use super::operation::{Done, Local, Op, Operation, Request};
 use super::router::Router;
-use super::wait::{Wait, waits};
+use super::wait::{Wait, impl_future_and_wait};
 use crate::error::{Error, Result};
 use crate::failure::{End, Refusal};
 use iwarp_rnic::PostError;
@@ -19,7 +19,7 @@ pub struct Shutdown {
     closed: Closed,
 }
 
-waits!([] Shutdown, End);
+impl_future_and_wait!(Shutdown => End);
 
 impl Connection {
     /// Sends everything that was started, waits until the peer has received it, and closes the
@@ -74,10 +74,10 @@ impl Wait for Shutdown {
         }
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         match &self.flush {
-            Some(flush) => flush.is_likely(),
-            None => self.closed.is_likely(),
+            Some(flush) => flush.is_likely_ready(),
+            None => self.closed.is_likely_ready(),
         }
     }
 

@@ -53,7 +53,7 @@ pub(super) struct Arrived {
     pub(super) immediate: Option<u32>,
     pub(super) invalidated: Option<u32>,
     /// It is only the immediate data of an RDMA Write.
-    pub(super) of_write: bool,
+    pub(super) is_write_immediate: bool,
 }
 
 /// A request that waits for places.
@@ -138,15 +138,15 @@ impl State {
 
     pub(super) fn arrive(&mut self, cqe: &Cqe, wakers: &mut Vec<Waker>) {
         let value = |flag| cqe.flags.contains(flag).then_some(cqe.imm_or_stag);
-        let of_write = cqe.opcode == WcOpcode::RecvWriteImm;
+        let is_write_immediate = cqe.opcode == WcOpcode::RecvWriteImm;
         // The low half of the ID is the index of the buffer.
         let [.., a, b, c, d] = cqe.wr_id.to_be_bytes();
         self.inbox.push_back(Arrived {
             buffer: u32::from_be_bytes([a, b, c, d]),
-            len: if of_write { 0 } else { cqe.byte_len },
+            len: if is_write_immediate { 0 } else { cqe.byte_len },
             immediate: value(WcFlags::WITH_IMM),
             invalidated: value(WcFlags::WITH_INV),
-            of_write,
+            is_write_immediate,
         });
         wakers.extend(self.more_messages());
     }

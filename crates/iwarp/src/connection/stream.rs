@@ -180,8 +180,8 @@ impl Wait for Posting<'_> {
         self.0.post()
     }
 
-    fn is_likely(&self) -> bool {
-        self.0.is_likely()
+    fn is_likely_ready(&self) -> bool {
+        self.0.is_likely_ready()
     }
 
     fn register(&mut self, waker: &Waker) {

@@ -36,7 +36,7 @@ fn stream_write_waits_for_credit() {
         let payload = Payload::from(b"x");
         Posting(Sending::new(&a.shared, payload, Tickets::default()))
     };
-    let stands = |posting: &Posting<'_>| (posting.is_likely(), posting.has_begun());
+    let stands = |posting: &Posting<'_>| (posting.is_likely_ready(), posting.has_begun());
     let mut first = posting();
     assert_eq!(stands(&first), (false, false));
     assert!(first.poll_now().is_ready());
@@ -51,5 +51,5 @@ fn stream_write_waits_for_credit() {
     assert!(third.poll_now().is_pending());
     assert_eq!(stands(&third), (false, false));
     done(&mut b.send("y"), &[other]);
-    until("a message", &[one], || third.is_likely());
+    until("a message", &[one], || third.is_likely_ready());
 }

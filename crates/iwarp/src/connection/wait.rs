@@ -14,7 +14,7 @@ pub(super) trait Wait {
     fn poll_now(&mut self) -> Poll<Result<Self::Output>>;
 
     /// Returns `true` if [`poll_now`](Self::poll_now) is likely to be ready. Cheap.
-    fn is_likely(&self) -> bool;
+    fn is_likely_ready(&self) -> bool;
 
     /// Registers a waker for the next change.
     fn register(&mut self, waker: &Waker);
@@ -103,7 +103,7 @@ fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> 
     let busy = {
         let what = &*what;
         let cq = &what.router().cq;
-        cq.busy_poll_until(limit, || what.is_likely())
+        cq.busy_poll_until(limit, || what.is_likely_ready())
     };
     if busy && let Poll::Ready(done) = drive_and_poll(what) {
         return done;
@@ -123,15 +123,15 @@ fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> 
             }
         }
         if let Poll::Ready(done) = drive_and_poll(what) {
-            what.router().cq.slept(begin.elapsed());
+            what.router().cq.record_sleep(begin.elapsed());
             return done;
         }
     }
 }
 
 /// Makes a type with [`Wait`] a future, and adds the blocking calls.
-macro_rules! waits {
-    ([$($generics:tt)*] $type:ty, $output:ty) => {
+macro_rules! impl_future_and_wait {
+    ([$($generics:tt)*] $type:ty => $output:ty) => {
         impl<$($generics)*> $type {
             /// Blocks until the operation completes.
             ///
@@ -165,9 +165,12 @@ macro_rules! waits {
             }
         }
     };
+    ($type:ty => $output:ty) => {
+        impl_future_and_wait!([] $type => $output);
+    };
 }
 
-pub(super) use waits;
+pub(super) use impl_future_and_wait;
 
 #[cfg(all(test, not(miri)))]
 #[path = "wait_tests.rs"]

@@ -7,7 +7,7 @@ use iwarp_rnic::Access;
 
 /// Returns whether it is likely to be ready, and whether its request has started.
 fn stands(what: &impl Wait) -> (bool, bool) {
-    (what.is_likely(), what.has_begun())
+    (what.is_likely_ready(), what.has_begun())
 }
 
 #[test]
@@ -19,10 +19,10 @@ fn request_reports_its_steps() {
     assert_eq!(stands(&get), (false, false));
     assert!(get.poll_now().is_pending());
     assert_eq!(stands(&get), (false, true), "its completion is not routed");
-    until("the answer", &[&a], || get.is_likely());
+    until("the answer", &[&a], || get.is_likely_ready());
     assert_eq!(stands(&get), (true, true));
     assert_eq!(done(&mut get, &[]), 0);
-    assert!(!get.is_likely());
+    assert!(!get.is_likely_ready());
 
     let mut batch = a.batch();
     batch.send("x").unwrap();
@@ -30,10 +30,10 @@ fn request_reports_its_steps() {
     assert_eq!(stands(&submit), (false, false));
     assert!(submit.poll_now().is_pending());
     assert_eq!(stands(&submit), (false, true));
-    until("the batch", &[&a], || submit.is_likely());
+    until("the batch", &[&a], || submit.is_likely_ready());
     assert_eq!(stands(&submit), (true, true));
     done(&mut submit, &[]);
-    assert!(!submit.is_likely());
+    assert!(!submit.is_likely_ready());
     assert!(matches!(
         submit.poll_now(),
         Poll::Ready(Err(Error::InvalidState(_)))
@@ -50,15 +50,15 @@ fn waits_for_peer_are_likely_on_arrival() {
     assert_eq!(stands(&second), (false, false));
     // The first end sends a hello.
     assert!(first.poll_now().is_pending());
-    until("a message", &[&b], || recv.is_likely());
+    until("a message", &[&b], || recv.is_likely_ready());
     assert_eq!([stands(&recv), stands(&second)], [(true, false); 2]);
     a.close().unwrap();
-    until("the end", &[&b], || closed.is_likely());
+    until("the end", &[&b], || closed.is_likely_ready());
     assert_eq!(stands(&closed), (true, false));
     drop((recv, first, second));
     // The end of the connection counts, too.
     until("the greeting", &[&b], || b.recv().poll_now().is_ready());
-    assert!(b.recv().is_likely());
+    assert!(b.recv().is_likely_ready());
 }
 
 #[test]
@@ -75,10 +75,10 @@ fn channel_message_reports_its_steps() {
         (false, true),
         "it has credit, and is posted"
     );
-    until("its end", &[one], || first.is_likely());
+    until("its end", &[one], || first.is_likely_ready());
     assert_eq!(stands(&first), (true, true));
     done(&mut first, &[]);
-    until("a message", &[other], || recv.is_likely());
+    until("a message", &[other], || recv.is_likely_ready());
     assert_eq!(stands(&recv), (true, false));
 
     done(&mut a.send("second"), &[one]);
@@ -88,7 +88,7 @@ fn channel_message_reports_its_steps() {
     assert!(third.poll_now().is_pending());
     assert_eq!(stands(&third), (false, false));
     done(&mut b.send("y"), &[other]);
-    until("a message", &[one], || a.recv().is_likely());
+    until("a message", &[one], || a.recv().is_likely_ready());
     assert_eq!(stands(&third), (true, false));
 }
 
@@ -108,7 +108,7 @@ impl Wait for Script<'_> {
         Poll::Pending
     }
 
-    fn is_likely(&self) -> bool {
+    fn is_likely_ready(&self) -> bool {
         false
     }
 

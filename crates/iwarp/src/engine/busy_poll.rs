@@ -103,7 +103,7 @@ impl BusyPoll {
     }
 
     /// Records that a wait slept, and lasted `waited`.
-    pub(crate) fn slept(&self, waited: Duration, window: Duration) {
+    pub(crate) fn record_sleep(&self, waited: Duration, window: Duration) {
         self.record
             .record_wait(policy::is_short_sleep(waited, window));
     }
@@ -122,12 +122,12 @@ mod tests {
         let b = BusyPoll::default();
         assert!(!b.is_worth_it());
         for _ in 0..WINDOW_SHORT_WAITS {
-            b.slept(SHORT, WINDOW);
+            b.record_sleep(SHORT, WINDOW);
         }
         assert!(b.is_worth_it());
         b.record.hit();
         assert!(b.is_worth_it(), "after a hit, the next wait polls, too");
-        b.slept(WINDOW * 5, WINDOW);
+        b.record_sleep(WINDOW * 5, WINDOW);
         assert!(!b.is_worth_it(), "after a long wait, the next wait sleeps");
     }
 
@@ -142,17 +142,17 @@ mod tests {
                 windows += 1;
                 b.miss();
             } else {
-                b.slept(SHORT, WINDOW);
+                b.record_sleep(SHORT, WINDOW);
             }
         }
         assert!((5..40).contains(&windows), "{windows}");
         while !b.is_worth_it() {
-            b.slept(SHORT, WINDOW);
+            b.record_sleep(SHORT, WINDOW);
         }
         b.record.hit();
-        b.slept(WINDOW * 5, WINDOW);
-        b.slept(SHORT, WINDOW);
-        b.slept(SHORT, WINDOW);
+        b.record_sleep(WINDOW * 5, WINDOW);
+        b.record_sleep(SHORT, WINDOW);
+        b.record_sleep(SHORT, WINDOW);
         assert!(b.is_worth_it(), "one hit clears the distrust");
     }
 
@@ -162,7 +162,7 @@ mod tests {
         assert!(!b.poll(WINDOW, |_| panic!("nothing was short yet")));
         let trust = || {
             for _ in 0..WINDOW_SHORT_WAITS + DISTRUST_MAX {
-                b.slept(SHORT, WINDOW);
+                b.record_sleep(SHORT, WINDOW);
             }
         };
         trust();
@@ -194,7 +194,7 @@ mod tests {
         for result in [true, false] {
             let b = BusyPoll::default();
             for _ in 0..WINDOW_SHORT_WAITS {
-                b.slept(SHORT, WINDOW);
+                b.record_sleep(SHORT, WINDOW);
             }
             let mut checks = 0;
             let found = b.poll(Duration::MAX, |_| {
@@ -204,11 +204,11 @@ mod tests {
             });
             assert_eq!((found, checks), (result, 2));
             for _ in 1..DISTRUST_MAX {
-                b.slept(SHORT, WINDOW);
+                b.record_sleep(SHORT, WINDOW);
                 assert!(!b.is_worth_it());
             }
             for _ in 0..=WINDOW_SHORT_WAITS {
-                b.slept(SHORT, WINDOW);
+                b.record_sleep(SHORT, WINDOW);
             }
             assert!(b.is_worth_it());
         }
@@ -222,7 +222,7 @@ mod tests {
         for waits in [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1026, 1026] {
             for wait in 0..waits {
                 assert!(!b.is_worth_it(), "{wait} of {waits}");
-                b.slept(SHORT, WINDOW);
+                b.record_sleep(SHORT, WINDOW);
             }
             assert!(b.is_worth_it(), "{waits}");
             b.miss();
@@ -239,7 +239,7 @@ mod tests {
         ] {
             let b = BusyPoll::default();
             for _ in 0..WINDOW_SHORT_WAITS {
-                b.slept(waited, WINDOW);
+                b.record_sleep(waited, WINDOW);
             }
             assert_eq!(b.is_worth_it(), short, "{waited:?}");
         }

@@ -229,7 +229,7 @@ pub(crate) const fn has_lost_processor(gap: u64) -> bool {
 pub(crate) const ANSWER_SILENCE_MAX_NS: u64 = 50_000;
 /// Maximum number of queue pairs whose sockets an empty poll reads one by one. If a queue has more,
 /// the poll calls `epoll_wait` instead of reading each idle socket.
-pub(crate) const POLL_DIRECTLY: usize = 4;
+pub(crate) const POLL_DIRECTLY_MAX: usize = 4;
 /// A drive that moves at least this many bytes takes longer than an empty poll. Its time then
 /// counts as time of dense polls.
 pub(crate) const DRIVE_BULK_BYTES: u64 = 4096;
@@ -275,7 +275,7 @@ pub(crate) fn answer_wait(seen: Seen, silence: u64, window: u64) -> AnswerWait {
 /// Returns `true` if a queue has too many queue pairs (`members`) to read their sockets one by one.
 #[inline]
 pub(crate) const fn are_many(members: usize) -> bool {
-    members > POLL_DIRECTLY
+    members > POLL_DIRECTLY_MAX
 }
 
 #[inline]
@@ -287,11 +287,11 @@ pub(crate) const fn drive_outcome(answered: bool, moved: u64) -> Seen {
     }
 }
 
-/// Returns how long a drive took that moved this many bytes; `None` if it took no longer than an
-/// empty poll.
+/// Returns how many nanoseconds a drive took that moved this many bytes; `None` if it took no
+/// longer than an empty poll.
 #[inline]
-pub(crate) fn drive_time(moved: u64) -> Option<u64> {
-    (moved >= DRIVE_BULK_BYTES).then_some(moved * DRIVE_BYTE_NS)
+pub(crate) fn long_drive_ns(moved_bytes: u64) -> Option<u64> {
+    (moved_bytes >= DRIVE_BULK_BYTES).then_some(moved_bytes * DRIVE_BYTE_NS)
 }
 
 // ------------------------------------------------------------

@@ -63,11 +63,11 @@ impl Pollers {
     }
 
     #[inline]
-    pub(crate) fn are_for_many(&self) -> bool {
+    pub(crate) fn have_many_qps(&self) -> bool {
         self.many.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_many(&self, many: bool) {
+    pub(crate) fn set_many_qps(&self, many: bool) {
         if many && !self.many.swap(many, Ordering::Relaxed) && give_back([&self.lease]) {
             // From now on, polls do not drive the queue pairs one by one, so their sockets must be
             // in the `epoll` set again.
@@ -152,11 +152,11 @@ impl Pollers {
         }
     }
 
-    /// Records a drive of `busy` nanoseconds, because of which the next poll is late.
+    /// Records a drive of `duration_ns`, because of which the next poll is late.
     #[inline]
-    pub(crate) fn record_drive(&self, busy: u64) {
+    pub(crate) fn record_drive(&self, duration_ns: u64) {
         self.lease()
-            .renew_for_drive(now_ns(), busy, kept_from_processor);
+            .renew_for_drive(now_ns(), duration_ns, kept_from_processor);
     }
 
     pub(crate) fn serve_all(&self) -> bool {
@@ -308,16 +308,16 @@ mod tests {
             assert!(now_ns() < limit, "the queue is never driven");
             pollers.renew(now_ns());
         }
-        assert!(!pollers.are_for_many());
-        pollers.set_many(true);
-        assert!(pollers.are_for_many());
+        assert!(!pollers.have_many_qps());
+        pollers.set_many_qps(true);
+        assert!(pollers.have_many_qps());
         assert_eq!(pollers.driven_until(now_ns()), None);
         for _ in 0..1000 {
             pollers.renew(now_ns());
             assert_eq!(pollers.driven_until(now_ns()), None);
         }
-        pollers.set_many(false);
-        assert!(!pollers.are_for_many());
+        pollers.set_many_qps(false);
+        assert!(!pollers.have_many_qps());
     }
 
     /// Renews a lease as densely as a program that only polls.
@@ -357,9 +357,9 @@ mod tests {
         let now = hold(&pollers.lease);
         let end = pollers.driven_until(now);
         assert!(end.is_some());
-        pollers.set_many(false);
+        pollers.set_many_qps(false);
         assert_eq!(pollers.driven_until(now), end);
-        pollers.set_many(true);
+        pollers.set_many_qps(true);
         assert_eq!(pollers.driven_until(now), None);
     }
 
@@ -387,7 +387,7 @@ mod tests {
     fn empty_polls_of_few_hold_own_lease() {
         let few = Pollers::default();
         let many = Pollers::default();
-        many.set_many(true);
+        many.set_many_qps(true);
         let limit = now_ns() + 20_000_000_000;
         while few.driven_until(now_ns()).is_none() {
             assert!(now_ns() < limit, "the queue is never driven");

@@ -5,10 +5,10 @@ use super::log::Target;
 use super::plan::{Injected, Plan};
 use crate::conn::qp::QpInner;
 use crate::fault::{Event, Ops, Point, Rule};
+use crate::objects::any_qp::{AnyQp, downcast};
 use crate::objects::hooks::DeviceFaults;
 use crate::objects::hooks::StreamDirection;
 use crate::objects::hooks::{Completion, QpFaults};
-use crate::objects::member::{Member, downcast};
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::Cqe;
@@ -218,7 +218,7 @@ impl QpFaults for QpInjector {
         !self.state.lock().actions.is_empty()
     }
 
-    fn act(&self, qp: Arc<dyn Member>) {
+    fn act(&self, qp: Arc<dyn AnyQp>) {
         if let Some(qp) = downcast(qp) {
             self.execute_all(&qp);
         }

@@ -77,15 +77,15 @@ impl CompletionChannel {
         let remaining = timeout.map(|t| t.saturating_sub(start.elapsed()));
         let cq = self.queue.next(remaining)?;
         if !found {
-            self.slept(start.elapsed());
+            self.record_sleep(start.elapsed());
         }
         Ok(cq)
     }
 
     /// Polls the completion queues of this channel for a moment, if an event is likely to come
     /// soon. Returns `true` if an event is pending. Returns `false` if the caller should sleep on
-    /// the descriptor, and call [`slept`](Self::slept) afterwards; the progress thread then drives
-    /// the sockets.
+    /// the descriptor, and call [`record_sleep`](Self::record_sleep) afterwards; the
+    /// progress thread then drives the sockets.
     ///
     /// Polls for at most `limit`, and at most [`Config::busy_poll`](crate::Config::busy_poll).
     pub fn busy_poll(&self, limit: Duration) -> bool {
@@ -109,8 +109,8 @@ impl CompletionChannel {
     }
 
     /// Records that a wait for an event slept, and lasted `waited`.
-    pub fn slept(&self, waited: Duration) {
-        self.waits.busy.slept(waited, self.waits.window);
+    pub fn record_sleep(&self, waited: Duration) {
+        self.waits.busy.record_sleep(waited, self.waits.window);
     }
 
     pub(crate) fn attach(&self, cq: &Arc<CqInner>) {
@@ -155,7 +155,7 @@ mod tests {
     fn record_short_waits(channel: &CompletionChannel) {
         assert!(!channel.waits.busy.is_worth_it());
         for _ in 0..2 {
-            channel.slept(Duration::ZERO);
+            channel.record_sleep(Duration::ZERO);
         }
         assert!(channel.waits.busy.is_worth_it());
     }

@@ -1,16 +1,16 @@
 //! An opened device: its memory table, the numbers of its objects, and its asynchronous events.
 
+use super::any_qp::AnyQp;
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
 use super::hooks::Hooks;
-use super::member::Member;
 use super::memory_waiters::MemoryWaiters;
-use super::numbers::Numbers;
 use super::registry::Registry;
 use super::srq::SharedReceiveQueue;
 use super::stats;
 use super::table_lock::TableLock;
+use super::ud_table::UdTable;
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -39,14 +39,14 @@ pub(crate) struct ContextInner {
     pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
     /// All queue pairs except datagram queue pairs, by number.
-    qps: RwLock<HashMap<u32, Weak<dyn Member>>>,
+    qps: RwLock<HashMap<u32, Weak<dyn AnyQp>>>,
     pub(crate) cq_count: AtomicU32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
     /// Per-device tables that belong to the rooms above this one.
     pub(super) registries: Mutex<Vec<Arc<dyn Registry>>>,
     /// Datagram queue pairs, by number.
-    pub(crate) ud_qps: Numbers,
+    pub(crate) ud_qps: UdTable,
     /// Queue pairs that wait for memory to become unused.
     pub(crate) waiting: MemoryWaiters,
     pub(crate) hooks: Hooks,
@@ -77,7 +77,7 @@ impl Context {
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
             registries: Mutex::default(),
-            ud_qps: Numbers::default(),
+            ud_qps: UdTable::default(),
             waiting: MemoryWaiters::default(),
             retired_counters: Mutex::default(),
             origin: Origin::current_process(),
@@ -439,7 +439,7 @@ impl ContextInner {
 
     /// Adds the queue pair that `make` creates. `choose_number` picks its number; its argument
     /// tells whether a number is in use.
-    pub(crate) fn insert_qp<M: Member>(
+    pub(crate) fn insert_qp<M: AnyQp>(
         &self,
         choose_number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
         make: impl FnOnce(u32) -> Result<Arc<M>>,
@@ -490,8 +490,8 @@ impl ContextInner {
     /// queue pairs whose state is locked.
     fn sum(
         retired: MutexGuard<'_, Counters>,
-        ud_qps: Vec<Arc<dyn Member>>,
-        qps: RwLockReadGuard<'_, HashMap<u32, Weak<dyn Member>>>,
+        ud_qps: Vec<Arc<dyn AnyQp>>,
+        qps: RwLockReadGuard<'_, HashMap<u32, Weak<dyn AnyQp>>>,
         wait: bool,
     ) -> Counters {
         let mut sum = *retired;
@@ -538,13 +538,13 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
-    pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
+    pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn AnyQp>> {
         self.qps.read().get(&num)?.upgrade()
     }
 
     /// Returns the same as [`member`](Self::member). In a forked child, returns `None` if the list
     /// is locked.
-    pub(crate) fn try_member(&self, num: u32) -> Option<Arc<dyn Member>> {
+    pub(crate) fn try_member(&self, num: u32) -> Option<Arc<dyn AnyQp>> {
         let qps = if self.is_ours() {
             self.qps.read()
         } else {

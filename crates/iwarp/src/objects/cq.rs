@@ -1,15 +1,15 @@
 //! Completion queues. Polling drives the sockets, and arming hands them to the progress thread.
 
+use super::any_qp::{AnyQp, PollOutcome};
 use super::channel::CompletionChannel;
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
-use super::member::{Member, PollOutcome};
 use super::members::UdMembers;
 use super::slots::{Account, Ring};
 use crate::engine::Pollers;
 use crate::engine::answers::Answers;
 use crate::engine::busy_poll::BusyPoll;
-use crate::engine::policy::{self, POLL_DIRECTLY, Seen};
+use crate::engine::policy::{self, POLL_DIRECTLY_MAX, Seen};
 use crate::engine::wakers::{Registration, Wakers};
 use crate::engine::yield_pacing::after_empty_poll;
 use crate::error::Result;
@@ -35,7 +35,10 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(crate) ring: Mutex<Ring>,
-    counting: Mutex<()>,
+    /// Serializes [`count_members`](Self::count_members).
+    counting_members: Mutex<()>,
+    /// Serializes [`purge`](Self::purge). It unlocks the ring between its steps, and the ring
+    /// stores only one unfinished purge: the calls of a second one would continue the first.
     purging: Mutex<()>,
     /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring
     /// locked, so a poll that reads `false` need not lock it.
@@ -43,15 +46,15 @@ pub(crate) struct CqInner {
     channel: Option<CompletionChannel>,
     /// Queue pairs, except datagram queue pairs, whose completions go to this queue. Polling drives
     /// their sockets.
-    qps: RwLock<Vec<Weak<dyn Member>>>,
+    qps: RwLock<Vec<Weak<dyn AnyQp>>>,
     pub(crate) datagrams: UdMembers,
     pub(crate) pollers: Pollers,
     user: AtomicU64,
     timestamps: AtomicBool,
-    /// Queue pairs that defer sending until the next empty poll. Each is listed at most once: the
-    /// program may never poll this queue, but only the queue pair's other queue, and the list must
-    /// not grow.
-    deferred: Mutex<Vec<Weak<dyn Member>>>,
+    /// Queue pairs that defer sending until the next empty poll. Each is listed at most once.
+    /// Otherwise the list would grow without limit if the program polls only the queue pair's other
+    /// completion queue.
+    deferred: Mutex<Vec<Weak<dyn AnyQp>>>,
     has_deferred: AtomicBool,
     wakers: Wakers,
     /// Decides whether a wait polls before it sleeps.
@@ -75,7 +78,7 @@ impl CompletionQueue {
         let inner = CqInner {
             ctx: Arc::clone(ctx),
             ring: Mutex::new(Ring::new(capacity)?),
-            counting: Mutex::default(),
+            counting_members: Mutex::default(),
             purging: Mutex::default(),
             ready: AtomicBool::new(false),
             channel: channel.cloned(),
@@ -98,22 +101,23 @@ impl CompletionQueue {
         Ok(Self { inner })
     }
 
-    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees the slots of their queues.
-    /// Never blocks.
+    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees their slots in the send
+    /// and receive queues. Never sleeps. After it has taken completions of Sends and Writes, it may
+    /// poll the sockets a little longer, if the peer's answer is likely to come soon.
     ///
     /// If the queue is empty, the calling thread reads and writes the sockets of its queue pairs.
     /// So a program that polls needs no other thread to make progress.
     ///
     /// # Errors
-    /// Returns [`CqError::Overflow`] if the queue has overflowed, and all completions from before
-    /// the overflow are taken.
+    /// Returns [`CqError::Overflow`] if the queue has overflowed, but only once all completions
+    /// from before the overflow have been taken.
     #[inline]
     pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             if n > 0 {
                 self.inner.pollers.record_taken(n);
-                self.inner.record_taken(&out[..n]);
+                self.inner.after_taking(&out[..n]);
                 return Ok(n);
             }
         }
@@ -126,7 +130,7 @@ impl CompletionQueue {
             .drive_for_poll(|serve_all| self.inner.drive(serve_all).others_were_ready);
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
-            self.inner.record_taken(&out[..n]);
+            self.inner.after_taking(&out[..n]);
             return Ok(n);
         }
         after_empty_poll();
@@ -176,7 +180,8 @@ impl CompletionQueue {
     /// Does the same as [`busy_poll`](Self::busy_poll), and also ends when `done` returns `true`:
     /// another thread may have taken the completion that the caller waits for.
     pub(crate) fn busy_poll_until(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
-        self.inner.busy.poll(self.inner.window().min(limit), |now| {
+        let limit = self.inner.busy_poll_max().min(limit);
+        self.inner.busy.poll(limit, |now| {
             self.inner.drive_at(now);
             let found = {
                 let ring = self.inner.ring.lock();
@@ -186,8 +191,10 @@ impl CompletionQueue {
         })
     }
 
-    pub(crate) fn slept(&self, waited: Duration) {
-        self.inner.busy.slept(waited, self.inner.window());
+    /// Records that a wait slept, and lasted `waited`.
+    pub(crate) fn record_sleep(&self, waited: Duration) {
+        let window = self.inner.busy_poll_max();
+        self.inner.busy.record_sleep(waited, window);
     }
 
     /// Returns the program's own value for this queue, 0 if none was set.
@@ -258,7 +265,8 @@ impl CompletionQueue {
         self.inner.prepare_for_wait();
     }
 
-    /// Returns an entry for a wait that may be cancelled. Dropping the entry removes its waker.
+    /// Returns a registration without a waker, for a wait that may be cancelled.
+    /// [`register_wait`](Self::register_wait) sets its waker; dropping it removes the waker.
     pub(crate) fn registration(&self) -> Registration<'_> {
         self.inner.wakers.registration()
     }
@@ -303,7 +311,8 @@ impl Owed {
 struct Driven {
     /// What arrived for the queue pairs that were polled one by one.
     seen: Seen,
-    /// The whole process was served, and a source was ready.
+    /// All sockets of the process were checked, not only those of this queue, and one of them was
+    /// ready.
     others_were_ready: bool,
 }
 
@@ -315,7 +324,7 @@ impl Drop for CqInner {
 
 impl CqInner {
     /// Returns the longest time for which a wait polls before it sleeps.
-    pub(crate) fn window(&self) -> Duration {
+    pub(crate) fn busy_poll_max(&self) -> Duration {
         self.ctx.config.busy_poll
     }
 
@@ -394,7 +403,7 @@ impl CqInner {
         }
     }
 
-    pub(crate) fn defer<M: Member>(&self, qp: &Arc<M>) {
+    pub(crate) fn defer<M: AnyQp>(&self, qp: &Arc<M>) {
         let mark = qp.deferred_mark(self);
         if mark.is_some_and(|mark| !mark.swap(true, Ordering::AcqRel)) {
             self.deferred.lock().push(Arc::downgrade(qp) as _);
@@ -402,6 +411,8 @@ impl CqInner {
         }
     }
 
+    /// Opens an account: the place where polls note which slots of a send or receive queue are free
+    /// again (`slots.rs`).
     pub(crate) fn open_account(&self) -> Account {
         self.ring.lock().open_account()
     }
@@ -411,7 +422,7 @@ impl CqInner {
         self.ring.lock().close_account(account);
     }
 
-    pub(crate) fn attach<M: Member>(&self, qp: &Arc<M>) {
+    pub(crate) fn attach<M: AnyQp>(&self, qp: &Arc<M>) {
         let mut qps = self.qps.write();
         // Remove dead entries only when the list is full: there may be thousands of entries.
         if qps.len() == qps.capacity() {
@@ -425,23 +436,24 @@ impl CqInner {
     }
 
     pub(crate) fn count_members(&self) {
-        // Only one thread at a time counts. If two did, the pollers could get the older count last.
-        // They would then drive the queue pairs neither one by one nor all together, and the
-        // progress thread would not drive them either.
-        let _counting = self.counting.lock();
+        // Only one thread at a time counts. If two did, the older count could be stored last. It
+        // would then not fit the list: `drive` would not poll a long list one by one, and the
+        // pollers would not drive the whole process instead. The progress thread would leave the
+        // sockets to them.
+        let _counting = self.counting_members.lock();
         let many = policy::are_many(self.qps.read().len()) || self.datagrams.are_many();
-        self.pollers.set_many(many);
+        self.pollers.set_many_qps(many);
     }
 
     /// Removes a queue pair that is destroyed, and drops its completions.
-    pub(crate) fn detach<M: Member>(&self, qp: &Arc<M>) {
+    pub(crate) fn detach<M: AnyQp>(&self, qp: &Arc<M>) {
         self.remove_member(qp);
         self.purge(qp.num());
     }
 
     /// Removes a queue pair, and keeps its completions.
-    pub(crate) fn remove_member<M: Member>(&self, qp: &Arc<M>) {
-        let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
+    pub(crate) fn remove_member<M: AnyQp>(&self, qp: &Arc<M>) {
+        let gone: Weak<dyn AnyQp> = Arc::downgrade(qp) as _;
         let mut qps = self.qps.write();
         if let Some(index) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
             qps.swap_remove(index);
@@ -471,29 +483,29 @@ impl CqInner {
         self.ring.lock().overflowed()
     }
 
-    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
+    pub(crate) fn members(&self) -> Vec<Arc<dyn AnyQp>> {
         self.qps.read().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Prepares the queue for a task that has registered a waker and is about to wait.
     fn prepare_for_wait(&self) {
-        // Make the next poll lock the ring. Otherwise it could miss a completion whose writer has
-        // not seen the waker.
+        // The writer of a completion may not see the waker yet. Then the next poll must find the
+        // completion, so it must lock the ring and not trust an old `ready`.
         self.ready.store(true, Ordering::Release);
         self.hand_over();
     }
 
-    /// Drives the sockets at the time `now`, for a caller that polls in a loop. Returns what has
-    /// arrived since the program's last request.
+    /// Drives the sockets, for a caller that polls in a loop. `now` is the current time, which the
+    /// caller has read already. Returns what has arrived since the program's last request.
     pub(crate) fn drive_at(&self, now: u64) -> Seen {
         self.pollers.renew(now);
         self.drive(false).seen
     }
 
-    /// Records a poll that found completions. If the peer's answer is likely to come soon, waits
-    /// for it.
+    /// Called after a poll has taken `completions`. If the peer's answer is likely to come soon,
+    /// waits for it.
     #[inline]
-    fn record_taken(&self, completions: &[Cqe]) {
+    fn after_taking(&self, completions: &[Cqe]) {
         self.answers.record_taken(self.pollers.empty_polls());
         if self.answers.are_expected_soon() && !self.ready.load(Ordering::Relaxed) {
             self.await_answer(completions);
@@ -501,18 +513,19 @@ impl CqInner {
     }
 
     /// Drives the sockets until the peer's answer arrives. Returns at once if `completions` contain
-    /// more than successful Sends and Writes: those must not be delayed.
+    /// anything else than successful Sends and Writes: the program must get receives, Reads and
+    /// failures without delay.
     #[cold]
     fn await_answer(&self, completions: &[Cqe]) {
-        let is_own_request = |cqe: &Cqe| {
+        let is_sent = |cqe: &Cqe| {
             cqe.status == WcStatus::Success
                 && matches!(cqe.opcode, WcOpcode::Send | WcOpcode::Write)
         };
-        if self.pollers.are_for_many() || !completions.iter().all(is_own_request) {
+        if self.pollers.have_many_qps() || !completions.iter().all(is_sent) {
             return;
         }
         self.send_deferred();
-        let window = u64::try_from(self.window().as_nanos()).unwrap_or(u64::MAX);
+        let window = u64::try_from(self.busy_poll_max().as_nanos()).unwrap_or(u64::MAX);
         self.answers.wait(window, |now| {
             let seen = self.drive_at(now);
             match self.ready.load(Ordering::Relaxed) {
@@ -524,15 +537,15 @@ impl CqInner {
 
     /// Records that the progress thread has received data for a queue pair of this queue.
     pub(crate) fn record_arrival(&self) {
-        if !self.pollers.are_for_many() {
+        if !self.pollers.have_many_qps() {
             self.answers.record_arrival(self.pollers.empty_polls());
         }
     }
 
-    /// Reads and writes the sockets of this queue's queue pairs, and serves the whole process if
-    /// `serve_all`.
+    /// Reads and writes the sockets of this queue's queue pairs, and all other sockets of the
+    /// process if `serve_all`.
     fn drive(&self, mut serve_all: bool) -> Driven {
-        let mut few: [Option<Arc<dyn Member>>; POLL_DIRECTLY] = Default::default();
+        let mut few: [Option<Arc<dyn AnyQp>>; POLL_DIRECTLY_MAX] = Default::default();
         {
             let qps = self.qps.read();
             if policy::are_many(qps.len()) {
@@ -543,25 +556,26 @@ impl CqInner {
                 }
             }
         }
-        serve_all |= self.datagrams.drive();
+        let more = self.datagrams.drive_first();
+        serve_all |= more;
         let mut driven_elsewhere = false;
-        let mut moved = 0;
+        let mut moved_bytes = 0;
         let mut answered = false;
         for qp in few.into_iter().flatten() {
             let polled: PollOutcome = qp.poll_sockets();
             answered |= polled.answered;
             driven_elsewhere |= polled.driven_elsewhere;
-            moved += polled.moved;
+            moved_bytes += polled.moved;
         }
-        if let Some(busy) = policy::drive_time(moved) {
-            self.pollers.record_drive(busy);
+        if let Some(duration_ns) = policy::long_drive_ns(moved_bytes) {
+            self.pollers.record_drive(duration_ns);
         }
         if driven_elsewhere {
             // Another thread holds the baton of a socket, and may be waiting for this processor.
             std::thread::yield_now();
         }
         Driven {
-            seen: policy::drive_outcome(answered, moved),
+            seen: policy::drive_outcome(answered, moved_bytes),
             others_were_ready: serve_all && self.pollers.serve_all(),
         }
     }

@@ -114,7 +114,7 @@ fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
 fn large_queue_pauses_no_members() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    let few: Vec<_> = (0..POLL_DIRECTLY)
+    let few: Vec<_> = (0..POLL_DIRECTLY_MAX)
         .map(|_| testing::queue_pair(&ctx, &cq, &cq))
         .collect();
     poll_until_driven(&cq, &few[0]);
@@ -145,10 +145,10 @@ fn members_are_counted_by_one_thread() {
     let (sender, receiver) = std::sync::mpsc::channel();
     let qps = std::thread::scope(|scope| {
         // This thread plays one that has counted and not yet notified the pollers.
-        let counting = cq.inner.counting.lock();
+        let counting_members = cq.inner.counting_members.lock();
         let creates = scope.spawn(|| {
             let create = |_| testing::queue_pair(&ctx, &cq, &cq);
-            let qps: Vec<_> = (0..=POLL_DIRECTLY).map(create).collect();
+            let qps: Vec<_> = (0..=POLL_DIRECTLY_MAX).map(create).collect();
             sender.send(()).unwrap();
             qps
         });
@@ -157,13 +157,13 @@ fn members_are_counted_by_one_thread() {
         }
         let early = receiver.recv_timeout(Duration::from_millis(100));
         assert!(early.is_err(), "another thread counted meanwhile");
-        cq.inner.pollers.set_many(false);
-        drop(counting);
+        cq.inner.pollers.set_many_qps(false);
+        drop(counting_members);
         creates.join().unwrap()
     });
-    assert!(cq.inner.pollers.are_for_many());
+    assert!(cq.inner.pollers.have_many_qps());
     qps.iter().for_each(QueuePair::destroy);
-    assert!(!cq.inner.pollers.are_for_many());
+    assert!(!cq.inner.pollers.have_many_qps());
 }
 
 /// The thread that writes a completion sets `ready`, writes, and checks for wakers. A task on
@@ -299,7 +299,7 @@ fn reset_drops_only_own_completions() {
 fn channel_expects_wait_of_each_queue() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
-    let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
+    let short = |waits| (0..waits).for_each(|_| channel.record_sleep(Duration::ZERO));
     // A wait without time to poll.
     let wait = || assert!(!channel.busy_poll(Duration::ZERO));
     let [_first, gone] = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
@@ -320,7 +320,7 @@ fn channel_expects_wait_of_each_queue() {
     short(1);
     assert!(channel.expects_wait());
     wait();
-    channel.slept(Duration::MAX);
+    channel.record_sleep(Duration::MAX);
     assert!(!channel.expects_wait(), "the last wait was long");
 }
 
@@ -371,7 +371,7 @@ fn short_waits_make_next_wait_poll() {
         (&[long, short], false),
     ] {
         let cq = queue_with_window(window);
-        waits.iter().for_each(|waited| cq.slept(*waited));
+        waits.iter().for_each(|waited| cq.record_sleep(*waited));
         assert!(!complete(&cq, 1));
         assert_eq!(cq.busy_poll(Duration::MAX), polls, "{waits:?}");
         assert!(!cq.busy_poll(Duration::ZERO), "the limit is zero");
@@ -382,7 +382,7 @@ fn short_waits_make_next_wait_poll() {
 #[test]
 fn polling_wait_ends_for_each_reason() {
     let cq = queue_with_window(Duration::from_millis(1));
-    let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
+    let short = |waits| (0..waits).for_each(|_| cq.record_sleep(Duration::ZERO));
     short(2);
     assert!(cq.busy_poll_until(Duration::MAX, || true), "`done` is true");
     assert!(!complete(&cq, 1));
@@ -439,7 +439,7 @@ fn long_drives_keep_the_lease() {
 /// receives data. Returns whether answers are expected after that.
 fn expects_answers(cq: &CompletionQueue) -> bool {
     for _ in 0..2 {
-        cq.inner.record_taken(&[]);
+        cq.inner.after_taking(&[]);
         cq.inner.record_arrival();
     }
     cq.inner.answers.are_expected_soon()
@@ -478,8 +478,8 @@ fn own_completions_wait_for_answer() {
             // The window is zero, so a wait ends after its first drive.
             let cq = queue_with_window(Duration::ZERO);
             assert!(expects_answers(&cq));
-            cq.inner.pollers.set_many(many);
-            cq.inner.record_taken(completions);
+            cq.inner.pollers.set_many_qps(many);
+            cq.inner.after_taking(completions);
             let waited = !cq.inner.answers.are_expected_soon();
             assert_eq!(waited, waits && !many, "{completions:?} {many}");
         }
@@ -514,9 +514,9 @@ fn answer_wait_sends_deferred_requests() {
 #[test]
 fn pollers_of_many_expect_no_answer() {
     let cq = queue_with_window(Duration::ZERO);
-    cq.inner.pollers.set_many(true);
+    cq.inner.pollers.set_many_qps(true);
     assert!(!expects_answers(&cq) && !expects_answers(&cq));
-    cq.inner.pollers.set_many(false);
+    cq.inner.pollers.set_many_qps(false);
     assert!(expects_answers(&cq));
 }
 
@@ -581,7 +581,7 @@ fn expected_wait_keeps_lease_when_arming() {
             }
         };
         if expected {
-            (0..10).for_each(|_| channel.slept(Duration::ZERO));
+            (0..10).for_each(|_| channel.record_sleep(Duration::ZERO));
         }
         qp.inner.defer_sending();
         cq.arm(false);

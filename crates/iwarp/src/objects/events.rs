@@ -1,6 +1,6 @@
 //! Queues of events with a pollable descriptor, and the asynchronous events of a device.
 
-use super::member::EventQp;
+use super::any_qp::EventQp;
 use crate::engine::wakers::Wakers;
 use crate::error::{Error, Result};
 use crate::objects::cq::CompletionQueue;

@@ -2,7 +2,7 @@
 //! The rooms that call these traits do not depend on the rooms that implement them. If neither is
 //! configured, a call costs one test of a pointer.
 
-use super::member::Member;
+use super::any_qp::AnyQp;
 use crate::error::Result;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::qp::Direction;
@@ -144,5 +144,5 @@ pub(crate) trait QpFaults: Any + Send + Sync {
     fn is_due(&self) -> bool;
 
     /// Carries out the faults that are due. Called without locks.
-    fn act(&self, qp: Arc<dyn Member>);
+    fn act(&self, qp: Arc<dyn AnyQp>);
 }

@@ -6,20 +6,20 @@
 //! drives the queue pairs of this list. The use may end before a queue pair is on the list, so the
 //! queue pair tries once more after it was added.
 
+use super::any_qp::AnyQp;
 use super::context::ContextInner;
-use super::member::Member;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 #[derive(Default)]
-pub(crate) struct MemoryWaiters(pub(crate) Mutex<Vec<Weak<dyn Member>>>);
+pub(crate) struct MemoryWaiters(pub(crate) Mutex<Vec<Weak<dyn AnyQp>>>);
 
 impl MemoryWaiters {
     /// Adds a queue pair. Returns `false` if it is on the list already.
-    pub(crate) fn insert<M: Member>(&self, qp: &Arc<M>) -> bool {
+    pub(crate) fn insert<M: AnyQp>(&self, qp: &Arc<M>) -> bool {
         let mut list = self.0.lock();
         list.retain(|other| other.strong_count() > 0);
-        let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
+        let weak: Weak<dyn AnyQp> = Arc::downgrade(qp) as _;
         let known = list.iter().any(|other| other.ptr_eq(&weak));
         if !known {
             list.push(weak);
@@ -31,7 +31,7 @@ impl MemoryWaiters {
 impl ContextInner {
     /// Adds a queue pair to those that wait for memory. The caller holds no lock.
     #[cold]
-    pub(crate) fn wait_for_memory<M: Member>(&self, qp: &Arc<M>) {
+    pub(crate) fn wait_for_memory<M: AnyQp>(&self, qp: &Arc<M>) {
         if self.waiting.insert(qp) {
             Arc::clone(qp).retry_memory();
         }
@@ -50,7 +50,7 @@ impl ContextInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::member::PollOutcome;
+    use crate::objects::any_qp::PollOutcome;
     use crate::testing;
     use iwarp_rnic::counters::Counters;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +58,7 @@ mod tests {
     #[derive(Default)]
     struct Waiter(AtomicU32);
 
-    impl Member for Waiter {
+    impl AnyQp for Waiter {
         fn num(&self) -> u32 {
             0
         }

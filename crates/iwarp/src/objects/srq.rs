@@ -1,9 +1,9 @@
 //! Shared receive queues (`ibv_create_srq(3)`).
 
+use super::any_qp::AnyQp;
 use super::context::ContextInner;
 use super::cq::CompletionQueue;
 use super::events::AsyncEventKind;
-use super::member::Member;
 use crate::engine::baton::Baton;
 use crate::error::{PostFailed, Result};
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
@@ -36,7 +36,7 @@ pub(crate) struct SrqInner {
 struct SrqState {
     queue: Queue,
     /// Queue pairs that hold a Send until a receive is posted here.
-    waiting: Vec<Weak<dyn Member>>,
+    waiting: Vec<Weak<dyn AnyQp>>,
     /// The program has destroyed the queue. XRC targets may still hold a reference to it.
     destroyed: bool,
 }
@@ -265,12 +265,12 @@ impl SrqInner {
 
     /// Adds a queue pair that holds a Send to those that wait for a receive. Returns `false` if
     /// there is a receive, or if the queue is destroyed.
-    pub(crate) fn wait<M: Member>(&self, qp: &Arc<M>) -> bool {
+    pub(crate) fn wait<M: AnyQp>(&self, qp: &Arc<M>) -> bool {
         let mut state = self.state.lock();
         if state.destroyed || !state.queue.is_empty() {
             return false;
         }
-        let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
+        let weak: Weak<dyn AnyQp> = Arc::downgrade(qp) as _;
         if !state.waiting.iter().any(|w| w.ptr_eq(&weak)) {
             state.waiting.push(weak);
         }

@@ -82,7 +82,7 @@ impl CompletionQueue {
             }
             let n = self.poll(out)?;
             if n > 0 {
-                self.slept(start.elapsed());
+                self.record_sleep(start.elapsed());
                 return Ok(n);
             }
         }
@@ -139,8 +139,8 @@ impl Future for Completions<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::any_qp::{AnyQp, PollOutcome};
     use crate::objects::cq::Owed;
-    use crate::objects::member::{Member, PollOutcome};
     use crate::testing;
     use iwarp_rnic::counters::Counters;
     use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -153,7 +153,7 @@ mod tests {
         mark: AtomicBool,
     }
 
-    impl Member for MissesWaker {
+    impl AnyQp for MissesWaker {
         fn num(&self) -> u32 {
             0
         }

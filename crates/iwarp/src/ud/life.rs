@@ -2,9 +2,9 @@
 
 use super::{UdEffects, UdInner, UdQueuePair, UdState};
 use crate::conn::effects;
+use crate::objects::any_qp::{AnyQp, EventQp, PollOutcome};
 use crate::objects::events::AsyncEventKind;
 use crate::objects::events::UdEvent;
-use crate::objects::member::{EventQp, Member, PollOutcome};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{Cqe, WcOpcode, WcStatus};
@@ -196,7 +196,7 @@ impl UdInner {
     }
 }
 
-impl Member for UdInner {
+impl AnyQp for UdInner {
     fn num(&self) -> u32 {
         self.num
     }

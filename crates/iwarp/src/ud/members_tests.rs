@@ -1,6 +1,6 @@
 //! Tests of the datagram queue pairs of a completion queue. Polls drive them if there are few.
 
-use crate::engine::policy::POLL_DIRECTLY;
+use crate::engine::policy::POLL_DIRECTLY_MAX;
 use crate::objects::members::UdMembers;
 use crate::testing::{datagram_queue_pair, post_to_itself};
 use iwarp_rnic::SendFlags;
@@ -12,13 +12,13 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 #[test]
 fn poll_drives_few_queue_pairs() {
     let members = UdMembers::default();
-    assert!(!members.drive() && members.all().is_empty());
+    assert!(!members.drive_first() && members.all().is_empty());
     let qps: Vec<_> = (0..7).map(|_| datagram_queue_pair()).collect();
     let expect = |count: usize| {
         assert_eq!((members.len(), members.all().len()), (count, count));
         let many = count > 4;
         assert_eq!(
-            (members.are_many(), members.drive()),
+            (members.are_many(), members.drive_first()),
             (many, many),
             "{count}"
         );
@@ -36,7 +36,9 @@ fn poll_drives_few_queue_pairs() {
 #[test]
 fn dropped_queue_pairs_do_not_count() {
     let members = UdMembers::default();
-    let destroyed: Vec<_> = (0..POLL_DIRECTLY).map(|_| datagram_queue_pair()).collect();
+    let destroyed: Vec<_> = (0..POLL_DIRECTLY_MAX)
+        .map(|_| datagram_queue_pair())
+        .collect();
     destroyed.iter().for_each(|qp| members.attach(&qp.inner));
     let weak: Vec<_> = destroyed
         .iter()
@@ -71,7 +73,7 @@ fn remaining_queue_pairs_are_driven() {
     let start = Instant::now();
     while remaining.drops().no_receive == 0 {
         assert!(start.elapsed() < TIMEOUT, "the socket is not read");
-        members.drive();
+        members.drive_first();
     }
     assert_eq!(destroyed.drops().no_receive, 0);
 }

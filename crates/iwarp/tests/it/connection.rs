@@ -362,7 +362,7 @@ fn payloads_of_each_kind() {
     assert_eq!(*next(), [5, 6]);
     assert!(next().is_empty());
     let last = next();
-    assert!(!last.is_of_write());
+    assert!(!last.is_write_immediate());
     assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());
@@ -411,7 +411,7 @@ fn one_sided_requests() {
         .wait()
         .unwrap();
     let news = b.recv().wait_for(LIMIT).unwrap();
-    assert!(news.is_of_write() && news.is_empty());
+    assert!(news.is_write_immediate() && news.is_empty());
     assert_eq!((news.immediate(), table.load(0).unwrap()), (Some(77), 9));
 }
 

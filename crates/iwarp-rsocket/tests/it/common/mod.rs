@@ -101,14 +101,14 @@ pub(crate) fn pattern(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(octet).collect()
 }
 
-pub(crate) struct Limit(Instant, Duration);
+pub(crate) struct TimeLimit(Instant, Duration);
 
-pub(crate) fn limit(seconds: u64) -> Limit {
-    Limit(Instant::now(), Duration::from_secs(seconds))
+pub(crate) fn time_limit(limit: Duration) -> TimeLimit {
+    TimeLimit(Instant::now(), limit)
 }
 
-impl Limit {
-    pub(crate) fn check(&self) {
+impl TimeLimit {
+    pub(crate) fn assert_within(&self) {
         assert!(self.0.elapsed() < self.1, "took longer than {:?}", self.1);
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct PollOutcome {
 ///
 /// Methods that take `Arc<Self>` are called without locks, and may call back into the calling
 /// object.
-pub(crate) trait Member: Any + Send + Sync {
+pub(crate) trait AnyQp: Any + Send + Sync {
     fn num(&self) -> u32;
 
     fn user_data(&self) -> u64;
@@ -56,7 +56,7 @@ pub(crate) trait Member: Any + Send + Sync {
 
 /// The queue pair that an asynchronous event is about.
 #[derive(Clone)]
-pub struct EventQp(pub(crate) Arc<dyn Member>);
+pub struct EventQp(pub(crate) Arc<dyn AnyQp>);
 
 impl EventQp {
     /// Returns the queue pair's number.
@@ -69,11 +69,11 @@ impl EventQp {
         self.0.user_data()
     }
 
-    pub(crate) fn downcast<M: Member>(&self) -> Option<Arc<M>> {
+    pub(crate) fn downcast<M: AnyQp>(&self) -> Option<Arc<M>> {
         downcast(Arc::clone(&self.0))
     }
 
-    pub(crate) fn is<M: Member>(&self, qp: &Arc<M>) -> bool {
+    pub(crate) fn is<M: AnyQp>(&self, qp: &Arc<M>) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(qp))
     }
 }
@@ -84,7 +84,7 @@ impl fmt::Debug for EventQp {
     }
 }
 
-pub(crate) fn downcast<M: Member>(member: Arc<dyn Member>) -> Option<Arc<M>> {
+pub(crate) fn downcast<M: AnyQp>(member: Arc<dyn AnyQp>) -> Option<Arc<M>> {
     let any: Arc<dyn Any + Send + Sync> = member;
     any.downcast().ok()
 }

@@ -1,18 +1,18 @@
-//! The implementation of [`Member`] for stream queue pairs, and the calls of a device that create
+//! The implementation of [`AnyQp`] for stream queue pairs, and the calls of a device that create
 //! and find queue pairs.
 
 use super::qp::{QpAttributes, QpInner, QpState, QueuePair};
 use crate::error::Result;
+use crate::objects::any_qp::{AnyQp, EventQp, PollOutcome, downcast};
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CqInner;
-use crate::objects::member::{EventQp, Member, PollOutcome, downcast};
 use crate::objects::slots::Slots;
 use crate::sys::guarded;
 use iwarp_rnic::counters::Counters;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-impl Member for QpInner {
+impl AnyQp for QpInner {
     fn num(&self) -> u32 {
         self.num
     }

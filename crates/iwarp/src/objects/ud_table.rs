@@ -1,24 +1,25 @@
-//! The numbers of datagram queue pairs. A number contains the port of the queue pair's sockets, and
-//! is unique on the device.
+//! The table of datagram queue pairs by their numbers. A number contains the port of the queue
+//! pair's sockets, and is unique on the device.
 
-use super::member::Member;
+use super::any_qp::AnyQp;
 use iwarp_proto::datagram::MULTICAST_QP;
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Numbers in use. The value is `None` until [`set`](Self::set) stores the queue pair.
+/// Datagram queue pairs by number. The value is `None` until [`set`](Self::set) stores the queue
+/// pair.
 #[derive(Default)]
-pub(crate) struct Numbers(RwLock<HashMap<u32, Option<Weak<dyn Member>>>>);
+pub(crate) struct UdTable(RwLock<HashMap<u32, Option<Weak<dyn AnyQp>>>>);
 
-impl Numbers {
+impl UdTable {
     pub(crate) fn contains(&self, num: u32) -> bool {
         self.0.read().contains_key(&num)
     }
 
     /// Allocates a number whose low 16 bits are `port`. The search for free high bits starts at
-    /// `random`. `used` tells whether a queue pair of another kind has a number. Returns `None` if
-    /// all numbers with this port are in use.
+    /// `random`. `used` returns `true` for a number that a queue pair of another kind has. Returns
+    /// `None` if all numbers with this port are in use.
     pub(crate) fn take(&self, port: u16, random: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
         let mut all = self.0.write();
         let numbers = (0..=0xff).map(|i| (random.wrapping_add(i) & 0xff) << 16 | u32::from(port));
@@ -31,8 +32,8 @@ impl Numbers {
     }
 
     /// Stores the queue pair of a number that [`take`](Self::take) has returned.
-    pub(crate) fn set<M: Member>(&self, qp: &Arc<M>) {
-        let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
+    pub(crate) fn set<M: AnyQp>(&self, qp: &Arc<M>) {
+        let weak: Weak<dyn AnyQp> = Arc::downgrade(qp) as _;
         self.0.write().insert(qp.num(), Some(weak));
     }
 
@@ -41,7 +42,7 @@ impl Numbers {
     }
 
     /// Returns the queue pairs that exist. Without `wait`, returns `None` if the table is locked.
-    pub(crate) fn all(&self, wait: bool) -> Option<Vec<Arc<dyn Member>>> {
+    pub(crate) fn all(&self, wait: bool) -> Option<Vec<Arc<dyn AnyQp>>> {
         let all = match wait {
             true => self.0.read(),
             false => self.0.try_read()?,
@@ -56,10 +57,11 @@ mod tests {
 
     #[test]
     fn number_is_unused_and_contains_port() {
-        let numbers = Numbers::default();
+        let numbers = UdTable::default();
         // Reports all numbers as used except those with these high bits.
         let only = |high: u32| move |num: u32| num >> 16 != high;
-        // Skips numbers of connected queue pairs (high bits up to 5) and numbers already returned.
+        // `take` skips numbers that `used` reports (here, high bits up to 5) and numbers that it
+        // has returned before.
         for n in 1..=3 {
             assert_eq!(
                 numbers.take(7, 5, |num| num >> 16 <= 5),
@@ -80,7 +82,7 @@ mod tests {
             Some(6 << 16 | 7),
             "the search wraps around"
         );
-        // Numbers 0, 1 and that of multicast are reserved.
+        // UdTable 0, 1 and that of multicast are reserved.
         assert_eq!(numbers.take(0, 0, only(0)), None);
         assert_eq!(numbers.take(1, 0, only(0)), None);
         assert_eq!(numbers.take(2, 0, only(0)), Some(2));
