@@ -249,7 +249,7 @@ pub struct Submit<'b> {
     batch: &'b mut Batch,
     stage: Stage,
     /// Memory of the requests while they are posted or queued.
-    held: Vec<MemoryRegion>,
+    pub(super) held: Vec<MemoryRegion>,
 }
 
 impl_future_and_wait!(['b] Submit<'b> => ());

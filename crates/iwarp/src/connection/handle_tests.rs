@@ -2,7 +2,7 @@
 
 use crate::connection::testing::{LIMIT, channels, done, pair, pair_with, until};
 use crate::connection::wait::Wait;
-use crate::connection::{Connection, Options};
+use crate::connection::{Channel, Connection, Options};
 use crate::error::Error;
 use iwarp_rnic::Access;
 use std::sync::atomic::Ordering;
@@ -99,7 +99,8 @@ fn octets_of_each_length_arrive() {
                 continue;
             }
             let part = region(c.connection(), &octets);
-            for sent in [c.send(&octets), c.send(&part), c.send(&octets)] {
+            let owned = octets.clone();
+            for sent in [c.send(&octets), c.send(&part), c.send(owned)] {
                 sent.wait_for(LIMIT).unwrap();
                 let message = d.recv().wait_for(LIMIT).unwrap().unwrap();
                 assert_eq!(*message, *octets, "{what}, on a channel");
@@ -108,6 +109,34 @@ fn octets_of_each_length_arrive() {
         c.finish().wait_for(LIMIT).unwrap();
         assert!(d.recv().wait_for(LIMIT).unwrap().is_none());
     }
+}
+
+/// Owned data that is too long to be copied behind a header is sent from where it is.
+#[test]
+fn long_owned_message_is_not_copied() {
+    let size = |octets| Options::new().message_size(octets).max_inline(16);
+    let listener = size(2000).listen("127.0.0.1:0").bind().unwrap();
+    let to = listener.local_addr();
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(move || {
+            let channel = Channel::open(listener.accept().wait().unwrap());
+            let channel = channel.wait_for(LIMIT).unwrap();
+            while let Some(message) = channel.recv().wait_for(LIMIT).unwrap() {
+                assert!(
+                    message
+                        .iter()
+                        .all(|octet| usize::from(*octet) == message.len() % 256)
+                );
+            }
+        });
+        let channel = Channel::open(size(64).connect(to).wait().unwrap());
+        let channel = channel.wait_for(LIMIT).unwrap();
+        for len in [55, 56, 57, 64, 65, 1992] {
+            channel.send(vec![len as u8; len]).wait_for(LIMIT).unwrap();
+        }
+        channel.finish().wait_for(LIMIT).unwrap();
+        echo.join().unwrap();
+    });
 }
 
 /// The receive buffer is posted again with the last clone or slice.

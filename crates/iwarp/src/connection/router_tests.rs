@@ -181,6 +181,49 @@ fn only_started_operations_stay_queued() {
     assert!(batch.is_empty());
 }
 
+/// Queued requests use the right part of their region, and keep its memory.
+#[test]
+fn queued_requests_keep_their_regions() {
+    let (a, b) = pair_with(&Options::new().send_depth(2));
+    let there = b.share::<u8>(200, Access::REMOTE_WRITE).unwrap();
+    let places = take_all_places(&a);
+    let part = |first: u8| {
+        let region = a.allocate::<u8>(100).unwrap();
+        let octets: Vec<_> = (first..first + 100).collect();
+        region.write_at(0, &octets).unwrap();
+        region.slice(10..60).unwrap()
+    };
+    let one = a.write(part(0), &there.remote()).started();
+    let mut batch = a.batch();
+    batch
+        .write(part(100), &there.remote().slice(50..).unwrap())
+        .unwrap();
+    let mut submit = batch.submit();
+    assert!(submit.poll_now().is_pending());
+    assert_eq!(
+        submit.held.len(),
+        1,
+        "for a drop after the request was posted"
+    );
+    places
+        .iter()
+        .for_each(|place| a.inner.router.withdraw(*place));
+    done(&mut submit, &[&a]);
+    one.wait_for(LIMIT).unwrap();
+    done(&mut a.send("x"), &[&a]);
+    drop(done(&mut b.recv(), &[&b]));
+    let expected: Vec<_> = (10..60).chain(110..160).collect();
+    assert_eq!(there.to_vec().unwrap()[..100], expected);
+    // The backlog is empty, so requests are posted directly again.
+    until("the last end", &[&a], || {
+        let Entry::Taken(id) = a.inner.router.enter(2) else {
+            return false;
+        };
+        a.inner.router.withdraw(id);
+        true
+    });
+}
+
 #[test]
 fn cancelled_request_drops_waker() {
     let (a, _b) = pair_with(&Options::new().send_depth(1));
