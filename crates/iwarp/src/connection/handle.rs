@@ -321,8 +321,8 @@ impl Connection {
     }
 
     /// Writes elements to the start of the peer's region, and notifies the peer's program by an
-    /// empty message ([`Message::is_write_immediate`](super::Message::is_write_immediate)). Requires
-    /// an iwarp peer.
+    /// empty message ([`Message::is_write_immediate`](super::Message::is_write_immediate)).
+    /// Requires an iwarp peer.
     pub fn write_with_immediate<'a, T: Pod>(
         &self,
         payload: impl Into<Payload<'a, T>>,
