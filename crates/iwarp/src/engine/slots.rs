@@ -248,41 +248,29 @@ impl<K, F> Slots<K, F> {
     /// backlog waits for them.
     #[inline]
     pub(crate) fn take(&self, places: u32) -> Option<u32> {
-        let mut now = Room(self.room.load(Ordering::Acquire));
-        loop {
-            if now.is_crowded() || now.places() < places {
-                return None;
-            }
-            match self.pop_free(now, places) {
-                Ok(id) => return Some(id),
-                Err(Some(changed)) => now = changed,
-                Err(None) => {
-                    if !self.add() {
-                        return None;
-                    }
-                    now = Room(self.room.load(Ordering::Acquire));
-                }
-            }
-        }
+        self.take_if(places, |now| !now.is_crowded() && now.places() >= places)
     }
 
     /// Takes a slot for a request of the backlog, which has no places yet. Returns `None` if the
     /// results of too many requests have not been taken.
     #[cold]
     pub(crate) fn take_without_places(&self) -> Option<u32> {
+        self.take_if(0, |_| true)
+    }
+
+    /// Takes a slot and places while `allowed` returns `true`. Adds slots if none is free.
+    #[inline]
+    fn take_if(&self, places: u32, allowed: impl Fn(Room) -> bool) -> Option<u32> {
         let mut now = Room(self.room.load(Ordering::Acquire));
-        loop {
-            match self.pop_free(now, 0) {
+        while allowed(now) {
+            match self.pop_free(now, places) {
                 Ok(id) => return Some(id),
                 Err(Some(changed)) => now = changed,
-                Err(None) => {
-                    if !self.add() {
-                        return None;
-                    }
-                    now = Room(self.room.load(Ordering::Acquire));
-                }
+                Err(None) if self.add() => now = Room(self.room.load(Ordering::Acquire)),
+                Err(None) => return None,
             }
         }
+        None
     }
 
     /// Takes the first free slot, and places of which there are enough. Fails with the changed
