@@ -228,7 +228,8 @@ mod tests {
 
     fn good() -> Value {
         json!({
-            "name": "a", "version": "0.1.0", "description": "d", "license": "MIT", "repository": "r", "homepage": "h",
+            "name": "a", "version": "0.1.0", "description": "d", "license": "MIT",
+            "repository": "r", "homepage": "h",
             "readme": "README.md", "rust_version": "1.0",
             "keywords": ["rdma"], "categories": ["no-std"],
             "metadata": { "docs": { "rs": { "targets": ["t"] } } },

@@ -99,7 +99,7 @@ pub(super) fn minimal(release: &Release<'_>, log: &mut Log) -> Result<Outcome> {
     let (context, packed) = (&release.context, &release.packed);
     packed.forget_versions()?;
     let mut lock = packed.cargo(context);
-    // The option is unstable. The variable allows it for this command alone, which compiles nothing.
+    // The option is unstable. The variable allows it for this command, which compiles nothing.
     lock.env("RUSTC_BOOTSTRAP", "1");
     log.run(lock.args(["generate-lockfile", "-Z", "direct-minimal-versions"]))?;
     let mut check = packed.cargo(context);
