@@ -101,24 +101,25 @@ fn public<'a>(crates: &[&'a Value]) -> Result<Vec<&'a str>> {
 }
 
 /// Returns the tags of releases that the present commit contains, the newest version first.
+///
+/// # Errors
+/// If the clone is shallow: the last release could be missing in it.
 fn tags(release: &Release<'_>) -> Result<String> {
-    let output = Command::new("git")
-        .current_dir(&release.context.root)
-        .args([
-            "tag",
-            "--list",
-            "v[0-9]*",
-            "--merged",
-            "HEAD",
-            "--sort=-version:refname",
-        ])
-        .output()
-        .context("cannot start git")?;
+    if git(release, &["rev-parse", "--is-shallow-repository"])?.trim() == "true" {
+        bail!("the clone is shallow and may lack the last release: git fetch --unshallow --tags");
+    }
+    let merged = ["tag", "--merged", "HEAD", "--sort=-version:refname"];
+    git(release, &[&merged[..], &["--list", "v[0-9]*"]].concat())
+}
+
+/// Returns what a git command prints.
+fn git(release: &Release<'_>, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new("git");
+    command.current_dir(&release.context.root).args(arguments);
+    let output = command.output().context("cannot start git")?;
+    let error = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!(
-            "git tag failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("git {} failed: {}", arguments[0], error.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

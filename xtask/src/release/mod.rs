@@ -130,7 +130,7 @@ pub(crate) fn command(args: &ReleaseArgs) -> Result<bool> {
     let context = Context::new(false, !args.no_install)?;
     let mut log = Log::create(&context.log_dir().join("release.log"), LIMIT)?;
     log.print("==> packages\n");
-    let packed = Packed::new(&context, &mut log)?;
+    let packed = Packed::new(&context, &mut log).inspect_err(|_| show_tail(&log))?;
     let release = Release {
         context,
         packed,
@@ -172,14 +172,20 @@ impl Release<'_> {
                 return Ok(false);
             }
             Err(error) => {
-                let (path, tail) = (log.path().display(), log.tail(TAIL_LINES));
-                println!("--- last lines of {path}\n{tail}\n---\n  error: {error:#}");
+                show_tail(&log);
+                log.say(format!("error: {error:#}"));
                 log.show(format!("FAILED after {seconds} s"));
                 return Ok(false);
             }
         }
         Ok(true)
     }
+}
+
+/// Prints the end of a log.
+fn show_tail(log: &Log) {
+    let (path, tail) = (log.path().display(), log.tail(TAIL_LINES));
+    println!("--- last lines of {path}\n{tail}\n---");
 }
 
 /// Returns the checks that the arguments select.
