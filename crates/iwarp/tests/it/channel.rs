@@ -1,24 +1,13 @@
 //! Tests of channels and streams: order of messages, flow control, the end, and peers that violate
 //! the protocol.
 
+use crate::common::calls::{LIMIT, pair_with};
 use iwarp::connection::Refusal;
-use iwarp::{Access, Channel, Connection, Error, Options, Stream};
+use iwarp::{Access, Channel, Error, Options, Stream};
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-
-const LIMIT: Duration = Duration::from_secs(60);
-
-pub(crate) fn pair_with(options: &Options) -> (Connection, Connection) {
-    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
-    let to = listener.local_addr();
-    std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
-        let connected = options.clone().connect(to).wait().unwrap();
-        (connected, accepted.join().unwrap())
-    })
-}
 
 pub(crate) fn channels(options: &Options) -> (Channel, Channel) {
     let (a, b) = pair_with(options);

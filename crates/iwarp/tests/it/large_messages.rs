@@ -1,13 +1,13 @@
 //! Tests of messages that are longer than a receive buffer, and of streams that send them.
 
-use crate::channel::{channels, message, pair_with, streams};
+use crate::channel::{channels, message, streams};
 use crate::common::alone::path_of;
+use crate::common::calls::{LIMIT, pair_with};
 use iwarp::connection::Refusal;
 use iwarp::{Access, Channel, Error, Options, RemoteRegion, Stream};
 use std::io::{Read, Write};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 
 /// Both ends send messages of all lengths. The receiver keeps some of them for a while, and with
