@@ -68,13 +68,19 @@
 //! # }
 //! ```
 
+mod borrows;
 pub mod cm;
+mod lease;
 mod mr;
 mod mw;
 mod pages;
 mod pd;
 mod qp;
 
+#[cfg(test)]
+pub(crate) use borrows::Borrows;
+pub(crate) use lease::{Buffer, TakeBack};
+pub(crate) use mr::WriteAccess;
 pub use mr::{MemoryRegion, RemoteMemory};
 pub use mw::MemoryWindow;
 pub(crate) use pages::{Elements, Pages};

@@ -21,6 +21,7 @@ mod faults_wire;
 mod guess;
 mod hardware;
 mod lossy;
+mod memory;
 mod numbered;
 mod on_demand;
 mod outage;
