@@ -160,7 +160,8 @@ impl Batch {
         self.enter(to.target().write(), payload)
     }
 
-    /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`].
+    /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`]. From now on
+    /// until the batch completes or is cleared, the region cannot be [viewed](Region::view).
     ///
     /// # Errors
     /// See [`send`](Self::send).

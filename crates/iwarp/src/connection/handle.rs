@@ -418,7 +418,8 @@ impl Connection {
     }
 
     /// Grants the peer rights to a part of a region, until the [`Window`] is dropped. Only this
-    /// connection's peer gets them.
+    /// connection's peer gets them. While the peer has rights to write, the region cannot be
+    /// [viewed](Region::view).
     pub fn bind<T: Pod>(
         &self,
         region: impl Into<Region<T>>,

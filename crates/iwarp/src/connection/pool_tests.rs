@@ -122,7 +122,7 @@ fn blocked_thread_gets_returned_buffer() {
     std::thread::scope(|scope| {
         let (send, receive) = channel();
         let waiting = &pool;
-        scope.spawn(move || send.send(waiting.take().wait().unwrap().len()));
+        scope.spawn(move || send.send(waiting.take().wait_for(LIMIT).unwrap().len()));
         while pool.inner.state.lock().waiters.is_empty() {
             std::thread::yield_now();
         }
@@ -139,7 +139,7 @@ fn threads_use_buffers_exclusively() {
         for number in 0..8 {
             let pool = pool.clone();
             scope.spawn(move || {
-                for round in 0..500 {
+                for round in 0..200 {
                     let mut buffer = pool.take().wait_for(LIMIT).unwrap();
                     let mark = number << 32 | round;
                     buffer.get_mut().expect("no one else has it").fill(mark);

@@ -420,10 +420,31 @@ fn writers_exclude_views() {
     a.get(&there.remote()).wait().unwrap();
     assert!(!written(&mine), "later requests complete later");
     // A forgotten operation may write forever.
-    std::mem::forget(a.read_into(&mine.slice(..1).unwrap(), &there.remote().at(0).unwrap()));
+    std::mem::forget(a.read_into(mine.slice(..1).unwrap(), &there.remote().at(0).unwrap()));
     assert!(written(&mine));
     let shared = a.share::<u64>(1, Access::REMOTE_WRITE).unwrap();
     assert_eq!(refusal(shared.view()), Some(Refusal::NeverViewed));
+}
+
+/// A dropped operation's request still writes. It may complete at any time, so the view is refused
+/// in most rounds only.
+#[test]
+fn abandoned_reads_exclude_views() {
+    const WORDS: usize = 1 << 17;
+    let (a, b) = pair();
+    let there = b.share::<u64>(WORDS, Access::REMOTE_READ).unwrap();
+    let last = there.remote().at(WORDS - 1).unwrap();
+    let mine = a.allocate::<u64>(WORDS).unwrap();
+    let mut refused = false;
+    for round in 1..=100 {
+        there.set(WORDS - 1, round).unwrap();
+        drop(a.read_into(&mine, &there.remote()).started());
+        refused |= refusal(mine.view()) == Some(Refusal::BeingWritten);
+        // Completes after the other Read.
+        assert_eq!(a.get(&last).wait_for(LIMIT).unwrap(), round);
+        assert_eq!(mine.view().unwrap()[WORDS - 1], round);
+    }
+    assert!(refused);
 }
 
 /// A region that a peer has filled through a window is read in place when the window has ended.
