@@ -84,8 +84,7 @@
 //! - `tokio`: the module `tokio`, and tokio's I/O traits for [`Stream`]. Off by default.
 //! - `serde`: serialization of [`RemoteRegion`]. Off by default.
 //! - `bytes`: `Bytes` as the data of Sends and Writes, and messages as `Bytes`. Off by default.
-//! - `derive`: the derive macros of [`bytemuck`], for structures as elements of a [`Region`]. Off by
-//!   default.
+//! - `derive`: [`bytemuck`]'s derive macros, for structures as elements of regions. Off by default.
 //!
 //! # Settings
 //!

@@ -98,11 +98,12 @@ impl Endpoint {
     /// use iwarp::{Access, HugePages};
     /// # fn main() -> iwarp::Result<()> {
     /// # let endpoint = iwarp::Endpoint::local([127, 0, 0, 1].into())?;
-    /// let table = match endpoint.share_huge::<u64>(1 << 18, HugePages::Mib2, Access::REMOTE_READ) {
+    /// let (len, rights) = (1 << 18, Access::REMOTE_READ);
+    /// let table = match endpoint.share_huge::<u64>(len, HugePages::Mib2, rights) {
     ///     // The text says how to reserve them.
     ///     Err(iwarp::Error::Map(error)) => {
     ///         eprintln!("{error}");
-    ///         endpoint.share_huge(1 << 18, HugePages::Transparent, Access::REMOTE_READ)?
+    ///         endpoint.share_huge(len, HugePages::Transparent, rights)?
     ///     }
     ///     table => table?,
     /// };
