@@ -68,7 +68,9 @@
 //! # }
 //! ```
 
+mod borrows;
 pub mod cm;
+mod lease;
 mod lent;
 mod mr;
 mod mw;
@@ -76,7 +78,11 @@ mod pages;
 mod pd;
 mod qp;
 
+#[cfg(test)]
+pub(crate) use borrows::Borrows;
+pub(crate) use lease::{Buffer, TakeBack};
 pub(crate) use lent::{LentBytes, LentMemory};
+pub(crate) use mr::WriteAccess;
 pub use mr::{MemoryRegion, RemoteMemory};
 pub use mw::MemoryWindow;
 pub(crate) use pages::{Elements, Pages};
