@@ -80,8 +80,8 @@ mod qp;
 #[cfg(test)]
 pub(crate) use borrows::Borrows;
 pub(crate) use lease::{Buffer, TakeBack};
-pub(crate) use mr::WriteAccess;
 pub use mr::{MemoryRegion, RemoteMemory};
+pub(crate) use mr::{WriteAccess, Writing};
 pub use mw::MemoryWindow;
 pub(crate) use pages::{Elements, Pages};
 pub use pd::ProtectionDomain;
