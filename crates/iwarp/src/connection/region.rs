@@ -7,7 +7,7 @@
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
 use crate::failure::{MapError, Refusal};
-use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain, WriteAccess};
+use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain, WriteAccess, Writing};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
@@ -203,13 +203,25 @@ impl<T: Pod> Region<T> {
         self.memory.sge(self.at..self.at + self.octets())
     }
 
-    /// Prevents references to the memory while it is written, and returns an error if there are
-    /// any.
-    pub(super) fn write_access(&self) -> Result<WriteAccess> {
-        if !self.memory.access().contains(Access::LOCAL_WRITE) {
-            return Err(Error::Map(MapError::ReadOnly));
+    fn check_writable(&self) -> Result<()> {
+        match self.memory.access().contains(Access::LOCAL_WRITE) {
+            true => Ok(()),
+            false => Err(Error::Map(MapError::ReadOnly)),
         }
+    }
+
+    /// Prevents references to the memory while a request or a window may write it. Fails if there
+    /// are any.
+    pub(super) fn write_access(&self) -> Result<WriteAccess> {
+        self.check_writable()?;
         WriteAccess::new(self.memory.clone()).ok_or(Error::Refused(Refusal::Viewed))
+    }
+
+    /// Prevents references to the memory during a call that writes it. Fails if there are any.
+    #[inline]
+    fn writing(&self) -> Result<Writing<'_>> {
+        self.check_writable()?;
+        self.memory.writing().ok_or(Error::Refused(Refusal::Viewed))
     }
 
     fn offset(&self, index: usize, count: usize) -> Result<usize> {
@@ -234,7 +246,7 @@ impl<T: Pod> Region<T> {
     /// [`MapError::ReadOnly`], if it is a file.
     pub fn write_at(&self, index: usize, elements: &[T]) -> Result<()> {
         let at = self.offset(index, elements.len())?;
-        let _writing = self.write_access()?;
+        let _writing = self.writing()?;
         self.memory.write_at(at, bytemuck::cast_slice(elements))
     }
 
@@ -295,7 +307,7 @@ impl Region<u64> {
     /// # Errors
     /// See [`write_at`](Self::write_at).
     pub fn store(&self, index: usize, value: u64) -> Result<()> {
-        let _writing = self.write_access()?;
+        let _writing = self.writing()?;
         self.memory.store_u64(self.offset(index, 1)?, value)
     }
 
@@ -304,7 +316,7 @@ impl Region<u64> {
     /// # Errors
     /// See [`write_at`](Self::write_at).
     pub fn fetch_add(&self, index: usize, add: u64) -> Result<u64> {
-        let _writing = self.write_access()?;
+        let _writing = self.writing()?;
         self.memory.fetch_add_u64(self.offset(index, 1)?, add)
     }
 }

@@ -146,6 +146,18 @@ impl Drop for MemoryRegion {
     }
 }
 
+/// The right to write a region during a call.
+#[derive(Debug)]
+pub(crate) struct Writing<'a>(Option<&'a Borrows>);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if let Some(borrows) = self.0 {
+            borrows.end_write();
+        }
+    }
+}
+
 /// The right to write a region, from the creation of a request until its end: while it exists, no
 /// reference to the memory is created.
 #[derive(Debug)]
@@ -258,6 +270,17 @@ impl MemoryRegion {
     pub(crate) fn can_be_referred_to(&self) -> bool {
         let remote = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
         !self.inner.is_file && !self.inner.access.intersects(remote)
+    }
+
+    /// Returns the right to write the memory for a short time, or `None` while references to it
+    /// exist.
+    #[inline]
+    pub(crate) fn writing(&self) -> Option<Writing<'_>> {
+        match self.can_be_referred_to() {
+            false => Some(Writing(None)),
+            true if self.inner.borrows.try_write() => Some(Writing(Some(&self.inner.borrows))),
+            true => None,
+        }
     }
 
     /// Returns the counts of references and writers.
