@@ -2,8 +2,8 @@
 //! alternating rounds.
 //!
 //! ```sh
-//! cargo run --release --example cost             # 15 rounds
-//! cargo run --release --example cost 5 20000     # 5 rounds of 20,000 Writes
+//! cargo run --release -p iwarp-bench --bin iwarp-cost             # 15 rounds
+//! cargo run --release -p iwarp-bench --bin iwarp-cost 5 20000     # 5 rounds of 20,000 Writes
 //! ```
 //!
 //! Both programs do the same: Writes with a completion each, one after the other; Writes with 64 in
