@@ -103,8 +103,8 @@ impl Service<http::Request<Body>> for Sum {
         Box::pin(async move {
             let mut grpc = Grpc::new(ProstCodec::<Total, Numbers>::default());
             Ok(match request.uri().path() {
-                "/Sum/Once" => grpc.unary(Sum, request).await,
-                "/Sum/Running" => grpc.streaming(Sum, request).await,
+                "/Sum/Once" => grpc.unary(Self, request).await,
+                "/Sum/Running" => grpc.streaming(Self, request).await,
                 _ => Status::unimplemented("no such method").into_http(),
             })
         })

@@ -100,7 +100,7 @@ async fn serve(channel: Channel, seen: Arc<Seen>) -> Result<()> {
                 _ => {}
             }
             seen.pending.fetch_sub(1, Ordering::SeqCst);
-            channel.send(&request.to_ascii_uppercase()).await
+            channel.send(request.to_ascii_uppercase()).await
         });
     }
     Ok(())
