@@ -263,7 +263,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let rounds = args.next().map_or(Ok(15), |n| n.parse())?;
     let writes = args.next().map_or(Ok(200_000), |n| n.parse())?;
     if rounds == 0 || writes < WINDOW {
-        return Err("usage: cost [ROUNDS [WRITES]]".into());
+        return Err("usage: iwarp-cost [ROUNDS [WRITES]]".into());
     }
     let (calls, verbs) = (Calls::new()?, Explicit::new()?);
     compare(

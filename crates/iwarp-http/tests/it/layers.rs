@@ -118,7 +118,7 @@ async fn client() -> Result<(Rpc, Arc<Seen>)> {
     Ok((Rpc::new(channel), seen))
 }
 
-/// Of ten calls, the server never has more than two at a time.
+/// While two calls are pending, no third one can start. Ten calls have ten answers.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrency_limit_bounds_requests() {
     let test = async {
@@ -128,6 +128,12 @@ async fn concurrency_limit_bounds_requests() {
         for _ in 0..10 {
             calls.spawn(service.clone().oneshot("hold".to_owned()));
         }
+        while seen.pending.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+        let mut third = service.clone();
+        let third = std::future::poll_fn(|cx| Poll::Ready(third.poll_ready(cx).is_pending()));
+        assert!(third.await);
         let mut answers = 0;
         while answers < 10 {
             seen.go_on.notify_one();

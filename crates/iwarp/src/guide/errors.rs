@@ -41,9 +41,13 @@
 //! | [`Closed`](crate::End::Closed), [`ClosedByPeer`](crate::End::ClosedByPeer) | a handle was closed or the last one dropped, at this end or at the peer |
 //! | [`TerminatedByPeer`](crate::End::TerminatedByPeer) | the peer found an error in what this end sent: layer, type and code |
 //! | [`Terminated`](crate::End::Terminated) | this end found an error: in what the peer sent, or in a request of its own |
-//! | [`Reset`](crate::End::Reset) | the peer's process died, or TCP was cut |
+//! | [`Reset`](crate::End::Reset) | TCP was reset, or cut within a message |
 //! | [`Vanished`](crate::End::Vanished) | the peer's machine has not answered for [`Config::peer_timeout`](crate::Config::peer_timeout) |
 //! | [`Failed`](crate::End::Failed) | an error of the operating system |
+//!
+//! If a peer's process is killed between two messages, its kernel closes the connection, and the end
+//! is `ClosedByPeer`. So let the last message of a protocol say that it is the last. Channels and
+//! streams do: without it, reading them is an error.
 //!
 //! Some errors of Writes are found by the peer only after the Write has completed here. Then the
 //! Write succeeds, and the connection ends with `TerminatedByPeer`.

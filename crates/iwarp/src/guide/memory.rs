@@ -18,9 +18,9 @@
 //!
 //! | Passed as | Copies when it is posted | Limit | Lifetime |
 //! | --- | --- | --- | --- |
-//! | `&[T]`, `&str`, `&[T; N]` | one | [`Options::message_size`](crate::Options::message_size) | until the operation starts to be executed; the operation borrows it |
-//! | `Vec<T>`, `Box<[T]>`, `String`; `Bytes` with the feature `bytes` | none if long, one if short | 2 GiB | owned by the operation, freed after its completion |
-//! | `&Region<T>`, `Region<T>` | none | 2 GiB | the operation holds a handle until its completion |
+//! | `&[T]`, `&str`, `&[T; N]` | one | [`Options::message_size`](crate::Options::message_size) | borrowed by the operation, and free once that is posted |
+//! | `Vec<T>`, `Box<[T]>`, `String`; `Bytes` with the feature `bytes` | none if long, one if short | 2 GiB | owned by the operation, and freed after its completion |
+//! | `&Region<T>`, `Region<T>` | none | 2 GiB | held by the operation until its completion |
 //!
 //! Use slices for small data, vectors for data that is built for one operation, and regions for
 //! buffers that are reused, because a region is registered once. [`read`](crate::Connection::read)
