@@ -15,7 +15,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Longer than any message of a stream, and no multiple of one.
-const LONG: usize = 300_001;
+const LONG: usize = 1_000_001;
 
 type Body = BoxBody<Bytes, Infallible>;
 

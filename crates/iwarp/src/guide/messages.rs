@@ -47,11 +47,13 @@
 //!
 //! # Long data
 //!
-//! A message of the program's data is limited by
-//! [`Options::message_size`](crate::Options::message_size), because it is copied into a receive
-//! buffer of that size. Do not increase this size for a few long messages: each connection has
-//! [`receives`](crate::Options::receives) such buffers. Send the token of the data instead, and let
-//! the receiver read it into its own memory:
+//! A channel takes messages up to [`Channel::max_len`](crate::Channel::max_len), usually 1 MiB. It
+//! writes long ones into memory that the receiver lends, and they arrive as other messages do.
+//!
+//! A message of a connection is limited by [`Options::message_size`](crate::Options::message_size),
+//! because it is copied into a receive buffer of that size. Do not increase this size for a few
+//! long messages: each connection has [`receives`](crate::Options::receives) such buffers. Send the
+//! token of the data instead, and let the receiver read it into its own memory:
 //!
 //! ```
 //! # use iwarp::{Access, RemoteRegion, Result};
