@@ -45,9 +45,9 @@
 //! | [`Vanished`](crate::End::Vanished) | the peer's machine has not answered for [`Config::peer_timeout`](crate::Config::peer_timeout) |
 //! | [`Failed`](crate::End::Failed) | an error of the operating system |
 //!
-//! If a peer's process is killed between two messages, its kernel closes the connection, and the end
-//! is `ClosedByPeer`. So let the last message of a protocol say that it is the last. Channels and
-//! streams do: without it, reading them is an error.
+//! If a peer's process is killed between two messages, its kernel closes the connection, and the
+//! end is `ClosedByPeer`. So let the last message of a protocol say that it is the last. Channels
+//! and streams do: without it, reading them is an error.
 //!
 //! Some errors of Writes are found by the peer only after the Write has completed here. Then the
 //! Write succeeds, and the connection ends with `TerminatedByPeer`.
