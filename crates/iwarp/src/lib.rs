@@ -86,6 +86,7 @@
 //!   feature: they are futures of any runtime.
 //! - `bytes`: `Bytes` as data of Sends and Writes, and received messages as `Bytes`.
 //! - `serde`: serialization of [`RemoteRegion`].
+//! - `derive`: [`bytemuck`]'s derive macros, for structures as elements of regions.
 //!
 //! # Settings
 //!
@@ -151,20 +152,20 @@ pub mod verbs;
 mod xrc;
 
 pub use admission::{Admission, Networks, NetworksError};
-/// Plain data types, the elements of a [`Region`]: numbers, arrays of numbers, and structures that
-/// implement this crate's traits.
+/// Plain data types, the elements of a [`Region`]: numbers, arrays of any length, and structures
+/// that implement this crate's traits. The feature `derive` enables its derive macros.
 pub use bytemuck;
 #[cfg(not(loom))]
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Alignment, Config, Face, ReceiverNotReady};
 #[cfg(not(loom))]
 pub use connection::{
-    Batch, Channel, Connection, Endpoint, Incoming, Listener, Message, Operation, Options, Region,
-    RemoteRegion, Stream, Window, connect, listen,
+    Batch, Channel, Connection, Endpoint, HugePages, Incoming, Listener, Message, Operation,
+    Options, Pool, Region, RemoteRegion, Stream, View, Window, connect, listen,
 };
 pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
-pub use failure::{End, OperationError, Refusal, RequestKind};
+pub use failure::{End, MapError, OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::Access;
 pub use iwarp_rnic::qp::{Blame, Fault};
 

@@ -31,20 +31,71 @@
 //! [`slice`](crate::Message::slice) of it is cheap. The buffer is posted again when the last of
 //! them is dropped.
 //!
-//! # Why most regions have no references
+//! # Where the memory comes from
+//!
+//! | Memory | Call | Notes |
+//! | --- | --- | --- |
+//! | zeroed, local or shared | [`allocate`](crate::Endpoint::allocate), [`share`](crate::Endpoint::share) | pages are used when they are accessed |
+//! | a vector, a boxed slice, a string | [`adopt`](crate::Endpoint::adopt) | not copied |
+//! | a file | [`map_file`](crate::Endpoint::map_file), [`map_file_mut`](crate::Endpoint::map_file_mut) | shared with other processes; any range of the file |
+//! | huge pages | [`share_huge`](crate::Endpoint::share_huge) | [transparent](crate::HugePages::Transparent), or reserved pages of 2 MiB or 1 GiB |
+//! | equal buffers, reused | [`pool`](crate::Endpoint::pool) | one registration for each block of buffers |
+//!
+//! All are a [`Region`](crate::Region), which all requests take, whole or in slices. Elements are
+//! *plain data* ([`bytemuck::Pod`]): every bit pattern is valid, because a peer can write any.
+//! Numbers and arrays are plain, and structures for which the macros of [`bytemuck`] are derived
+//! (feature `derive`).
+//!
+//! ```
+//! # #[cfg(feature = "derive")]
+//! # mod samples {
+//! use iwarp::bytemuck::{Pod, Zeroable};
+//! use iwarp::{Access, Connection, Endpoint, Region, RemoteRegion};
+//!
+//! #[derive(Debug, Clone, Copy, Pod, Zeroable)]
+//! #[bytemuck(crate = "iwarp::bytemuck")]
+//! #[repr(C)]
+//! struct Sample {
+//!     time: u64,
+//!     values: [f32; 6],
+//! }
+//!
+//! /// Shares a file of samples. Peers read it without this program.
+//! fn publish(endpoint: &Endpoint, file: &std::fs::File) -> iwarp::Result<Region<Sample>> {
+//!     endpoint.map_file(file, .., Access::REMOTE_READ)
+//! }
+//!
+//! /// Reads a peer's samples into a buffer of a pool, and adds them up there.
+//! fn total(connection: &Connection, samples: &RemoteRegion<Sample>) -> iwarp::Result<f32> {
+//!     let pool = connection.endpoint().pool::<Sample>(samples.len(), 64, Access::empty())?;
+//!     let buffer = pool.take().wait()?; // waits if all 64 are in use
+//!     connection.read_into(&buffer, samples).wait()?;
+//!     let view = buffer.view()?; // no copy: nothing can write the buffer meanwhile
+//!     Ok(view.iter().map(|sample| sample.values[0]).sum())
+//! }
+//! # }
+//! ```
+//!
+//! # When elements are read in place
 //!
 //! A peer may write to shared memory at any moment, and so may a request of this program. A Rust
-//! reference to such memory would be undefined behaviour. So the elements of a
-//! [`Region`](crate::Region) are copied in and out, and words are atomic
-//! ([`load`](crate::Region#method.load-1), [`store`](crate::Region#method.store)). References are
-//! given out where nobody else can write:
+//! reference to such memory would be undefined behaviour. So the elements of a region are copied in
+//! and out, and words are atomic ([`load`](crate::Region#method.load-1),
+//! [`store`](crate::Region#method.store)). References are given out where nobody else can write:
 //!
-//! - in a received message;
-//! - by [`Region::get_mut`](crate::Region::get_mut), while the region is not shared, no request
-//!   uses it, and no other handle of it exists.
+//! | In place | Condition | Meanwhile |
+//! | --- | --- | --- |
+//! | a [`Message`](crate::Message), and its [`elements`](crate::Message::elements) | always | its receive buffer is not posted |
+//! | [`Region::view`](crate::Region::view): a slice, cheap to clone | no peer has rights to write, no window grants them, no operation reads into it | such requests and calls are refused; Sends and Writes from it are not |
+//! | [`Region::get_mut`](crate::Region::get_mut): a mutable slice | not shared, and no other handle, request or view | the region is borrowed |
 //!
-//! Elements are *plain data* ([`bytemuck::Pod`]): every bit pattern is valid, because a peer can
-//! write any. Numbers, arrays of them, and structures that derive `Pod` are plain.
+//! A window that the peer has invalidated ends by
+//! [`into_region`](crate::Window::into_region); then the region can be viewed. A file is never
+//! viewed, because other processes can change it. If it is truncated, calls return
+//! [`MapError::NoPage`](crate::MapError::NoPage), and requests that access the missing part end
+//! their connection. The process continues, if faults are caught
+//! ([`Config::memory_guard`](crate::Config::memory_guard)). A buffer returns to its pool when its
+//! last handle and its last request are gone.
 //!
 //! # Handles, and when memory is freed
 //!

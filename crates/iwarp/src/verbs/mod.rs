@@ -183,7 +183,9 @@
 //! Blocking calls of [`cm`] have `…_async` variants. The feature `tokio` adds
 //! `iwarp::tokio::Watched`, for programs that want tokio's reactor to watch a descriptor.
 
+mod borrows;
 pub mod cm;
+mod lease;
 mod lent;
 mod mr;
 mod mw;
@@ -191,7 +193,11 @@ mod pages;
 mod pd;
 mod qp;
 
+#[cfg(test)]
+pub(crate) use borrows::Borrows;
+pub(crate) use lease::{Buffer, TakeBack};
 pub(crate) use lent::{LentBytes, LentMemory};
+pub(crate) use mr::WriteAccess;
 pub use mr::{MemoryRegion, RemoteMemory};
 pub use mw::MemoryWindow;
 pub(crate) use pages::{Elements, Pages};

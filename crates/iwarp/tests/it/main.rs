@@ -23,6 +23,7 @@ mod guess;
 mod hardware;
 mod large_messages;
 mod lossy;
+mod memory;
 mod numbered;
 mod on_demand;
 mod outage;
