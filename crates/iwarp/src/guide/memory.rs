@@ -47,8 +47,6 @@
 //! (feature `derive`).
 //!
 //! ```
-//! # #[cfg(feature = "derive")]
-//! # mod samples {
 //! use iwarp::bytemuck::{Pod, Zeroable};
 //! use iwarp::{Access, Connection, Endpoint, Region, RemoteRegion};
 //!
@@ -73,7 +71,6 @@
 //!     let view = buffer.view()?; // no copy: nothing can write the buffer meanwhile
 //!     Ok(view.iter().map(|sample| sample.values[0]).sum())
 //! }
-//! # }
 //! ```
 //!
 //! # When elements are read in place
