@@ -86,7 +86,7 @@
 //!   feature: they are futures of any runtime.
 //! - `bytes`: `Bytes` as data of Sends and Writes, and received messages as `Bytes`.
 //! - `serde`: serialization of [`RemoteRegion`].
-//! - `derive`: [`bytemuck`]'s derive macros, for structures as elements of regions.
+//! - `derive`: the derive macros of `iwarp::bytemuck`, for structures as elements of regions.
 //!
 //! # Settings
 //!

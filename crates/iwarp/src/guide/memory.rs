@@ -42,9 +42,9 @@
 //! | equal buffers, reused | [`pool`](crate::Endpoint::pool) | one registration for each block of buffers |
 //!
 //! All are a [`Region`](crate::Region), which all requests take, whole or in slices. Elements are
-//! *plain data* ([`bytemuck::Pod`]): every bit pattern is valid, because a peer can write any.
-//! Numbers and arrays are plain, and structures for which the macros of [`bytemuck`] are derived
-//! (feature `derive`).
+//! *plain data* (`iwarp::bytemuck::Pod`): every bit pattern is valid, because a peer can write any.
+//! Numbers and arrays are plain, and structures for which the macros of `iwarp::bytemuck` are
+//! derived (feature `derive`).
 //!
 //! ```
 //! use iwarp::bytemuck::{Pod, Zeroable};
