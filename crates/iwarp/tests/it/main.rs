@@ -8,6 +8,7 @@ mod connection;
 mod connection_awaits;
 mod connection_misuse;
 mod datagrams;
+mod documentation;
 mod driving;
 mod engines;
 mod examples;
