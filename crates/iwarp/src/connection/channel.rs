@@ -311,7 +311,14 @@ impl Shared {
             (credits, state.own_slots.take_owed())
         };
         let mut encoded = [0; ENCODED_SLOT * SLOTS_MAX];
-        let len = slots.lend(&mut encoded)?;
+        let len = match slots.lend(&mut encoded) {
+            Ok(len) => len,
+            Err(error) => {
+                // The peer may wait for a slot without limit.
+                self.connection.close()?;
+                return Err(error);
+            }
+        };
         // If it is refused, the connection has ended.
         drop(
             self.control_with(kind::CREDIT, credits, &encoded[..len])
@@ -331,8 +338,6 @@ impl Shared {
         }
         if let Err(error) = self.give_back() {
             tracing::debug!(%error, "a slot cannot be lent again");
-            // The peer may wait for it without limit.
-            drop(self.connection.close());
         }
     }
     /// Takes a credit for the sender with this ticket, and a slot if the message is `large`.

@@ -9,7 +9,6 @@ use super::handle::Inner;
 use crate::runtime::unacknowledged_bytes;
 use crate::sys::exit::AtExit;
 use crate::sys::process_lock::ProcessLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -17,12 +16,25 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(1);
 
-/// The connections that stay for their last messages. A forked child has none.
-static STAYING: ProcessLock<Vec<Weak<Inner>>> =
-    ProcessLock::own("connection::farewell::STAYING", Vec::new());
+/// What stays for its last messages. A forked child has nothing.
+static STAYING: ProcessLock<Staying> =
+    ProcessLock::own("connection::farewell::STAYING", Staying::nothing());
 
-/// Number of [`Farewell`]s. It includes those whose connection is being closed at the moment.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+#[derive(Debug, Default)]
+struct Staying {
+    /// Number of [`Farewell`]s, including those whose connection is being closed at the moment.
+    count: usize,
+    connections: Vec<Weak<Inner>>,
+}
+
+impl Staying {
+    const fn nothing() -> Self {
+        Self {
+            count: 0,
+            connections: Vec::new(),
+        }
+    }
+}
 
 /// Keeps a connection until the request that holds this has completed.
 #[derive(Debug)]
@@ -32,10 +44,11 @@ impl Farewell {
     pub(super) fn new(connection: Arc<Inner>) -> Self {
         static WAIT: AtExit = AtExit::new(wait_for_farewells);
         WAIT.plan();
-        COUNT.fetch_add(1, Ordering::AcqRel);
         let mut staying = STAYING.lock();
-        staying.retain(|connection| connection.strong_count() > 0);
-        staying.push(Arc::downgrade(&connection));
+        staying.count += 1;
+        let connections = &mut staying.connections;
+        connections.retain(|connection| connection.strong_count() > 0);
+        connections.push(Arc::downgrade(&connection));
         drop(staying);
         Self(Some(connection))
     }
@@ -45,7 +58,9 @@ impl Drop for Farewell {
     fn drop(&mut self) {
         // The last handle closes the connection, and the kernel then has the data.
         drop(self.0.take());
-        COUNT.fetch_sub(1, Ordering::AcqRel);
+        let mut staying = STAYING.lock();
+        // In a forked child, the count does not include those of the parent.
+        staying.count = staying.count.saturating_sub(1);
     }
 }
 
@@ -54,16 +69,19 @@ impl Drop for Farewell {
 fn wait_for_farewells() {
     let (mut remaining, mut since) = (None, Instant::now());
     loop {
-        let count = COUNT.load(Ordering::Acquire);
         // Do not wait for the lock: a program may exit in a signal handler, on the thread that
         // holds it.
-        let sent = STAYING.try_lock().map(|all| {
+        let staying = STAYING
+            .try_lock()
+            .map(|staying| (staying.count, staying.connections.clone()));
+        let sent = staying.map(|(count, connections)| {
             let sent = |inner: Arc<Inner>| inner.qp().counters().tx_payload;
-            all.iter().filter_map(Weak::upgrade).map(sent).sum::<u64>()
+            let connections = connections.iter().filter_map(Weak::upgrade);
+            (count, connections.map(sent).sum::<u64>())
         });
-        let now = (count, sent, unacknowledged_bytes());
+        let now = (sent, unacknowledged_bytes());
         match now {
-            (0, _, Some(0)) => return,
+            (Some((0, _)), Some(0)) => return,
             _ if remaining != Some(now) => (remaining, since) = (Some(now), Instant::now()),
             _ if since.elapsed() >= PATIENCE => return,
             _ => {}

@@ -314,6 +314,7 @@ impl io::Write for WriteHalf {
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
+        self.send_gathered();
         let tickets = std::mem::take(&mut self.tickets);
         drop(Sending::new(
             &self.channel.shared,

@@ -106,7 +106,7 @@ impl Shared {
 
     /// Takes a credit and a slot, if the peer has much to read.
     fn start_gathering(&self) -> Result<Option<Gathered>> {
-        if !self.is_peer_busy() {
+        if !self.is_peer_busy() || !self.has_slots() {
             return Ok(None);
         }
         let Credit::Large(slot) = self.take_credit(&mut None, true)? else {
