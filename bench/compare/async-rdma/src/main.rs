@@ -1,7 +1,7 @@
 //! The compared programs with async-rdma: messages of its agent, and Reads.
 
 use anyhow::Context;
-use async_rdma::{LocalMrReadAccess, LocalMrWriteAccess, Rdma, RdmaListener};
+use async_rdma::{LocalMrReadAccess, LocalMrWriteAccess, Rdma, RdmaBuilder, RdmaListener};
 use harness::{Job, Role, Work, role, sum};
 use std::alloc::Layout;
 use std::net::{SocketAddr, TcpListener};
@@ -51,7 +51,8 @@ async fn serve(job: Job) -> anyhow::Result<()> {
 }
 
 async fn request(job: Job, server: SocketAddr) -> anyhow::Result<()> {
-    let rdma = Rdma::connect(server, PORT.0, PORT.1, job.size).await?;
+    let builder = RdmaBuilder::default().set_port_num(PORT.0).set_gid_index(PORT.1);
+    let rdma = builder.set_max_message_length(job.size).connect(server).await?;
     let mut memory = registered(&rdma, &job.payload())?;
     match job.work {
         Work::Echo => {

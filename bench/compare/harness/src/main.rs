@@ -9,7 +9,7 @@ mod table;
 
 use anyhow::Context as _;
 use clap::Parser;
-use harness::Outcome;
+use compare_harness::Outcome;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -2,7 +2,7 @@
 
 use crate::programs::Program;
 use anyhow::{Context as _, bail};
-use harness::Outcome;
+use compare_harness::Outcome;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;
 use std::os::unix::process::CommandExt;

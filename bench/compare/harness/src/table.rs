@@ -2,7 +2,7 @@
 
 use crate::Samples;
 use crate::programs::{LIST, Program};
-use harness::Outcome;
+use compare_harness::Outcome;
 
 /// Prints a table of lines and allocations, and one of times.
 pub(crate) fn print(programs: &[&Program], works: &[String], samples: &Samples) {

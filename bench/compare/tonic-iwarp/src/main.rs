@@ -62,7 +62,7 @@ async fn main() -> anyhow::Result<()> {
         Role::Client(job, server) => {
             let connect = tower::service_fn(move |_| async move {
                 let channel = Channel::open(iwarp::connect(server).await?).await?;
-                iwarp::Result::Ok(TokioIo::new(Stream::from(channel)))
+                Ok::<_, iwarp::Error>(TokioIo::new(Stream::from(channel)))
             });
             let endpoint = Endpoint::new(format!("http://{server}"))?;
             grpc::request(job, endpoint.connect_with_connector(connect).await?).await
