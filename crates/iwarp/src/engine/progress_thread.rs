@@ -13,6 +13,7 @@ use super::sync::yield_now;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::poller::{Events, Interest, Readiness, wait_fd};
+use crate::sys::thread::request_time_slice;
 use rustix::thread::set_current_timer_slack;
 use std::io;
 use std::num::NonZeroU64;
@@ -20,6 +21,9 @@ use std::time::Duration;
 
 /// Number of ready sources for which the thread checks whether they were driven lately.
 const DRIVEN_CHECKS: usize = 2;
+/// The shortest time slice that Linux grants. With a longer one, the thread waits behind a thread
+/// that computes or polls, on a processor that both want, for up to 4 ms.
+const TIME_SLICE_NS: u64 = 100_000;
 const EPOLL_RETRY_PAUSE: Duration = Duration::from_millis(4);
 
 impl Engine {
@@ -28,6 +32,7 @@ impl Engine {
     pub(super) fn run(&self, place: u64) {
         // By default the kernel may prolong a sleep by 50 µs, which is as long as a short lease.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
+        request_time_slice(TIME_SLICE_NS);
         let mut events = Events::with_capacity(BATCH);
         let mut place = self.rounds.enter(place);
         let mut contended = 0u32;
