@@ -17,7 +17,7 @@ use std::time::Instant;
 /// Octets that a bulk transfer moves.
 const BULK: usize = 1 << 30;
 /// Round trips that are measured, after a tenth of them as preparation.
-const ROUND_TRIPS: usize = 20_000;
+const ROUND_TRIPS: usize = 5_000;
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
