@@ -14,7 +14,8 @@ use std::process::Command;
 
 use crate::context::Context;
 use crate::layout::{self, Built};
-use crate::process::{cargo, run};
+use crate::process::run;
+use crate::release;
 
 /// The last octets of a bundle, by which `iwarp run` recognises it.
 const MAGIC: &[u8; 8] = b"iwarplib";
@@ -24,12 +25,7 @@ const MAGIC: &[u8; 8] = b"iwarplib";
 /// # Errors
 /// When the build fails.
 pub fn build(context: &Context) -> Result<Built> {
-    let mut command = cargo(&context.root);
-    command.args(["build", "--release"]);
-    for name in ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"] {
-        command.args(["--package", name]);
-    }
-    run(&mut command)?;
+    run(&mut release::installation(context))?;
     let dir = context.target.join("release");
     // Cargo cannot build this library, so it is part of the command (crates/iwarp-audit/build.rs).
     let audit = dir.join(iwarp_audit::FILE_NAME);

@@ -3,8 +3,8 @@
 //!
 //! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists
 //! the distribution's packages that steps need, `debian` unpacks packages without installing them,
-//! `kernel` builds and checks the engine for a Linux kernel, `watch` kills test programs that hang,
-//! and `outcome` is the result of a check.
+//! `release` builds in release mode, `kernel` builds and checks the engine for a Linux kernel,
+//! `watch` kills test programs that hang, and `outcome` is the result of a check.
 
 pub mod context;
 pub mod debian;
@@ -15,4 +15,5 @@ pub mod layout;
 pub mod outcome;
 pub mod packages;
 pub mod process;
+pub mod release;
 pub mod watch;

@@ -12,11 +12,13 @@ mod miri;
 mod mutants;
 mod no_std;
 mod package;
+mod release;
 mod runner;
 mod spelling;
 mod steps;
 mod targets;
 mod tidy;
+mod tools;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -74,6 +76,8 @@ enum Command {
     },
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
+    /// Check the packages before a release: features, oldest versions, interface, a dry run
+    Release(release::ReleaseArgs),
     /// Run mutation tests: change the code in small ways and check that tests fail
     Mutants(mutants::MutantsArgs),
     /// Run programs between iwarp and other implementations
@@ -123,6 +127,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Deb(args) => deb::command(&args),
+        Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),

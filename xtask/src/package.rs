@@ -4,8 +4,8 @@
 //! The packages are not compiled here (`--no-verify`): the steps `clippy` and `unit` have compiled
 //! the same files, and a second build of seven crates takes two minutes on two processors.
 //! Compiling a package would also detect that a file is missing in it. In place of that, this step
-//! looks for sources that include files from outside their crate. Before a release,
-//! `cargo package --workspace` compiles the packages.
+//! looks for sources that include files from outside their crate. Before a release, `cargo xtask
+//! release` compiles the packages.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -79,8 +79,18 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
 /// Returns cargo's metadata of each crate that is not `publish = false`.
 ///
 /// # Errors
-/// When cargo fails, or the lock file is out of date.
+/// As [`members`].
 pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
+    let mut all = members(context)?;
+    all.retain(is_published);
+    Ok(all)
+}
+
+/// Returns cargo's metadata of each crate of the workspace.
+///
+/// # Errors
+/// When cargo fails, or the lock file is out of date.
+pub(crate) fn members(context: &Context) -> Result<Vec<Value>> {
     let mut metadata = cargo(&context.root);
     metadata.args([
         "metadata",
@@ -92,14 +102,14 @@ pub(crate) fn published(context: &Context) -> Result<Vec<Value>> {
     let mut metadata: Value = serde_json::from_slice(&metadata.output()?.stdout)
         .context("reading the output of cargo metadata")?;
     match metadata["packages"].take() {
-        Value::Array(all) => Ok(all.into_iter().filter(is_published).collect()),
+        Value::Array(all) => Ok(all),
         _ => bail!("the output of cargo metadata has no packages"),
     }
 }
 
 /// Returns `true` unless the crate is `publish = false`, which is an empty list of registries in
 /// the metadata.
-fn is_published(package: &Value) -> bool {
+pub(crate) fn is_published(package: &Value) -> bool {
     package["publish"].as_array().is_none_or(|l| !l.is_empty())
 }
 
@@ -117,7 +127,8 @@ fn size(context: &Context, package: &Value) -> Result<u64> {
     Ok(octets)
 }
 
-/// Returns the defects of a crate's metadata: what the registry would refuse, and missing fields.
+/// Returns the defects of a crate's metadata: what the registry would refuse, missing fields, and
+/// requirements of another version of our crates than the one that is published with it.
 fn defects(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let mut out = Vec::new();
@@ -147,6 +158,12 @@ fn defects(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
             out.push(format!("{name}: {count} {field}, not 1 to {max}"));
         }
     }
+    if package["metadata"]["docs"]["rs"]["targets"][0]
+        .as_str()
+        .is_none()
+    {
+        out.push(format!("{name}: Cargo.toml has no targets for docs.rs"));
+    }
     for word in list("keywords") {
         let plain = |c: char| c.is_ascii_alphanumeric() || "_-+".contains(c);
         let starts = word.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -158,8 +175,12 @@ fn defects(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
         let to = dependency["name"].as_str().unwrap_or_default();
         // A development dependency with only a path is allowed: cargo removes it from the package.
         let ours = dependency["path"].is_string() && dependency["kind"] != "dev";
-        if ours && dependency["req"] == "*" {
-            out.push(format!("{name}: the dependency {to} has no version"));
+        let version = package["version"].as_str().unwrap_or_default();
+        let required = dependency["req"].as_str().unwrap_or_default();
+        if ours && required.trim_start_matches(['^', '=']) != version {
+            out.push(format!(
+                "{name}: {to} is required as {required}, not {version}"
+            ));
         }
         if ours && !published.contains(to) {
             out.push(format!("{name}: the dependency {to} is not published"));
@@ -207,9 +228,11 @@ mod tests {
 
     fn good() -> Value {
         json!({
-            "name": "a", "description": "d", "license": "MIT", "repository": "r", "homepage": "h",
+            "name": "a", "version": "0.1.0", "description": "d", "license": "MIT",
+            "repository": "r", "homepage": "h",
             "readme": "README.md", "rust_version": "1.0",
             "keywords": ["rdma"], "categories": ["no-std"],
+            "metadata": { "docs": { "rs": { "targets": ["t"] } } },
             "dependencies": [
                 { "name": "b", "path": "/b", "req": "^0.1.0", "kind": null },
                 { "name": "a", "path": "/a", "req": "*", "kind": "dev" },
@@ -221,6 +244,9 @@ mod tests {
     fn missing_parts_are_named() {
         let published = BTreeSet::from(["a", "b"]);
         assert!(defects(&good(), &published).is_empty());
+        let mut exact = good();
+        exact["dependencies"][0]["req"] = json!("=0.1.0");
+        assert!(defects(&exact, &published).is_empty());
         for (at, value, word) in [
             ("/description", json!(null), "description"),
             ("/homepage", json!(""), "homepage"),
@@ -228,7 +254,9 @@ mod tests {
             ("/keywords", json!(["two words"]), "two words"),
             ("/keywords", json!(["x".repeat(21)]), "xxx"),
             ("/categories", json!(vec!["a"; 6]), "6 categories"),
-            ("/dependencies/0/req", json!("*"), "b has no version"),
+            ("/dependencies/0/req", json!("*"), "b is required as *"),
+            ("/dependencies/0/req", json!("=0.2.0"), "not 0.1.0"),
+            ("/metadata", json!(null), "docs.rs"),
             (
                 "/dependencies/0/name",
                 json!("xtask"),

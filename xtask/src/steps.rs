@@ -9,6 +9,7 @@ use xtask::kernel;
 use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program, tests_passed};
+use xtask::release;
 
 use crate::{
     compliance, deb, fuzz, licences, miri, mutants, no_std, package, spelling, targets, tidy,
@@ -35,9 +36,10 @@ pub(crate) enum Lane {
     First,
     /// Steps that run one after another.
     Main,
-    /// Steps that run one after another, in parallel with the main lane and at a low priority. Each
-    /// builds in a target folder of its own, because cargo locks the folder. What such a step
-    /// checks must not depend on the processor time that it gets.
+    /// Steps that run one after another, in parallel with the main lane and at a low priority. They
+    /// use the processor time that waiting tests leave. Each builds in a target folder or with a
+    /// profile of its own, because cargo locks the folder of a profile. What such a step checks
+    /// must not depend on the processor time that it gets.
     Beside,
 }
 
@@ -116,6 +118,13 @@ pub(crate) const STEPS: &[Step] = &[
         run: unit,
     },
     Step {
+        name: "programs",
+        about: "the programs that later steps run can be built",
+        limit: minutes(20),
+        lane: Lane::Beside,
+        run: programs,
+    },
+    Step {
         name: "loom",
         about: "model check of the wake-up protocol",
         limit: minutes(30),
@@ -133,7 +142,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "no-std",
         about: "protocol and engine need no standard library",
         limit: minutes(10),
-        lane: Lane::Main,
+        lane: Lane::Beside,
         run: no_std::run,
     },
     Step {
@@ -252,9 +261,19 @@ fn doc(context: &Context, log: &mut Log) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// The variable with the number of tests that a test program runs at a time.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
+/// Tests that run in addition to one per processor. The slow tests use no processor: they wait, for
+/// example, until the time of a connection expires.
+const WAITING_TESTS: usize = 6;
+
 fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut command = cargo(&context.root);
     command.args(["test", "--workspace", "--no-fail-fast"]);
+    if std::env::var_os(TEST_THREADS).is_none() {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        command.env(TEST_THREADS, (processors + WAITING_TESTS).to_string());
+    }
     require_tools(&mut command);
     let result = log.run_and_read(&mut command);
     let text = match &result {
@@ -321,6 +340,18 @@ fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
             .args(["test", "--package", "iwarp", "--lib", "--release", "loom_"]),
     )?;
     at_least_one_test(log, &text)
+}
+
+/// Builds what later steps run, by the same commands, while tests of the main lane wait.
+fn programs(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run(&mut release::installation(context))?;
+    log.run(&mut release::instructions(context))?;
+    log.run(&mut release::simulator(context))?;
+    // The step `unit` locks the folder of this profile only while it compiles.
+    for package in [CONFORMANCE, BENCH] {
+        log.run(cargo(&context.root).args(["build", "--package", package]))?;
+    }
+    Ok(Outcome::Passed)
 }
 
 fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {

@@ -1,5 +1,5 @@
-//! The step `targets`: the published crates compile for another architecture and for another C
-//! library.
+//! The step `targets`: the published crates and the shared libraries compile for another
+//! architecture and for another C library.
 //!
 //! The crates are only checked (`cargo check`). Linking would need the target's linker, and running
 //! tests would need an emulator.
@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 
 use crate::package;
 use xtask::context::Context;
@@ -31,12 +32,15 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         // By default, musl links the C library statically, which excludes shared libraries. Without
         // this flag cargo would skip our shared libraries.
         command.env(flags_variable(target), "-Ctarget-feature=-crt-static");
-        for package in package::published(context)? {
+        for package in package::members(context)?
+            .iter()
+            .filter(|p| is_for_users(p))
+        {
             command.arg("--package");
             command.arg(package["name"].as_str().context("a package has a name")?);
         }
         log.run(&mut command)?;
-        log.say(format!("the published crates compile for {target}"));
+        log.say(format!("crates and libraries compile for {target}"));
     }
     if missing.is_empty() {
         return Ok(Outcome::Passed);
@@ -51,6 +55,13 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     }
     log.say(install);
     Ok(Outcome::Passed)
+}
+
+/// Returns `true` for a published crate and for a crate that is built into a shared library.
+fn is_for_users(package: &Value) -> bool {
+    let is_shared = |target: &Value| target["crate_types"].to_string().contains("\"cdylib\"");
+    let mut targets = package["targets"].as_array().into_iter().flatten();
+    package::is_published(package) || targets.any(is_shared)
 }
 
 /// Returns the folder in which the compiler looks for a target's standard library. The folder may

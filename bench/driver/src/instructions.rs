@@ -19,10 +19,10 @@ use clap::Args;
 use callgrind::Counts;
 use xtask::context::{Context, find_program};
 use xtask::outcome::Outcome;
-use xtask::process::{Log, cargo};
+use xtask::process::Log;
+use xtask::release::{self, INSTRUCTIONS};
 
 const RECORD: &str = "bench/instructions.toml";
-const PROGRAM: &str = "iwarp-instructions";
 /// The function of the program in which callgrind counts.
 const MEASURED: &str = "*iwarp_instructions::measured*";
 /// Allowed relative increase of a count: inlining may change when other code changes.
@@ -141,16 +141,8 @@ fn compiler(context: &Context) -> Result<String> {
 }
 
 fn count(context: &Context, log: &mut Log) -> Result<(Vec<Case>, BTreeMap<String, Cost>)> {
-    // The caller's compiler flags would change every count.
-    log.run(cargo(&context.root).env_remove("RUSTFLAGS").args([
-        "build",
-        "--release",
-        "--package",
-        "iwarp-bench",
-        "--bin",
-        PROGRAM,
-    ]))?;
-    let program = context.target.join("release").join(PROGRAM);
+    log.run(&mut release::instructions(context))?;
+    let program = context.target.join("release").join(INSTRUCTIONS);
     let cases = cases(&log.run_and_read(Command::new(&program).arg("--list"))?)?;
     let dir = context.target.join("instructions");
     std::fs::create_dir_all(&dir)?;
@@ -190,7 +182,7 @@ fn count_one(program: &Path, case: &Case, dir: &Path, log: &mut Log) -> Result<C
     )?;
     let text = std::fs::read_to_string(&out)
         .with_context(|| format!("callgrind has not written {}", out.display()))?;
-    callgrind::parse(&text, PROGRAM).with_context(|| format!("in {}", out.display()))
+    callgrind::parse(&text, INSTRUCTIONS).with_context(|| format!("in {}", out.display()))
 }
 
 fn cases(text: &str) -> Result<Vec<Case>> {

@@ -102,7 +102,7 @@ const CASES: &[Script] = &[
         "the module and siw refuse to load together",
         "insmod /lib/siw/siw.ko
         ! insmod $MODULE
-        dmesg | grep 'iwarp_rnic: not loaded: siw is'
+        dmesg | grep 'iwarp_rnic: cannot be loaded beside siw'
         rmmod siw
         insmod $MODULE
         ! insmod /lib/siw/siw.ko

@@ -48,7 +48,8 @@ pub fn is_runnable(number: u32) -> bool {
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('R')))
 }
 
-/// Returns the scheduling attributes of the calling thread, or `None` if a sandbox refuses the call.
+/// Returns the scheduling attributes of the calling thread, or `None` if a sandbox refuses the
+/// call.
 fn scheduling() -> Option<libc::sched_attr> {
     let mut attributes = MaybeUninit::<libc::sched_attr>::zeroed();
     let size = size_of::<libc::sched_attr>();
@@ -63,8 +64,8 @@ fn scheduling() -> Option<libc::sched_attr> {
 /// thread that wakes up then preempts a computing thread with longer slices, instead of waiting for
 /// the scheduler's next tick. Its share of the processor does not change.
 ///
-/// Needs no privilege. Has no effect before Linux 6.12, under another policy than `SCHED_OTHER`, and
-/// in a sandbox that refuses the call. See sched_setattr(2).
+/// Needs no privilege. Has no effect before Linux 6.12, under another policy than `SCHED_OTHER`,
+/// and in a sandbox that refuses the call. See sched_setattr(2).
 pub fn request_time_slice(nanoseconds: u64) {
     let Some(mut attributes) = scheduling() else {
         return;

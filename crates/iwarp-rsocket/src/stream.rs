@@ -102,6 +102,33 @@ pub(crate) struct Stream {
     error: Option<Errno>,
 }
 
+/// Creates a queue pair that accepts receives.
+fn create_queue_pair(
+    ctx: &Context,
+    sizes: &Sizes,
+    pd: &ProtectionDomain,
+    cq: &CompletionQueue,
+) -> Result<QueuePair> {
+    let qp = ctx.create_qp(&QpAttributes {
+        pd: pd.number(),
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        srq: None,
+        unreliable: false,
+        max_send_wr: sizes.send_queue.into(),
+        max_recv_wr: sizes.receive_queue.into(),
+        max_send_sge: 2,
+        max_recv_sge: 1,
+        max_inline: u32::from(sizes.inline).max(MAPPING_LEN as u32),
+        signal_all: false,
+        // The peer may begin with an RDMA Read of zero bytes (RFC 6581 section 9).
+        max_ird: 4,
+        max_ord: 4,
+    })?;
+    qp.modify(State::Init)?;
+    Ok(qp)
+}
+
 impl Stream {
     /// Creates a stream that is not connected yet, with all receives posted. Fails with ENOMEM or
     /// EMFILE.
@@ -117,24 +144,7 @@ impl Stream {
         let slots = pd.reg_mr(rq as usize * MESSAGE_LEN, Access::LOCAL_WRITE)?;
         let sbuf = pd.reg_mr(sizes.send_buffer as usize, Access::empty())?;
         let cq = ctx.create_cq(sq + rq, None)?;
-        let qp = ctx.create_qp(&QpAttributes {
-            pd: pd.number(),
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            srq: None,
-            unreliable: false,
-            max_send_wr: sq,
-            max_recv_wr: rq,
-            max_send_sge: 2,
-            max_recv_sge: 1,
-            max_inline: u32::from(sizes.inline).max(MAPPING_LEN as u32),
-            signal_all: false,
-            // The peer may begin with an RDMA Read of zero bytes (RFC 6581 section 9).
-            max_ird: 4,
-            max_ord: 4,
-        })?;
-        // In INIT, the queue pair accepts receives.
-        qp.modify(State::Init)?;
+        let qp = create_queue_pair(ctx, &sizes, &pd, &cq)?;
         let half = sizes.receive_buffer / 2;
         let mut stream = Self {
             qp,
@@ -564,54 +574,5 @@ impl Drop for Stream {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::settings::Settings;
-
-    fn stream() -> Stream {
-        let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
-        let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
-        let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
-        let peer = stream.hello();
-        stream.set_peer(&peer);
-        stream
-    }
-
-    /// The peer counts each data message, even an empty one.
-    #[test]
-    fn empty_message_returns_credit() {
-        let mut stream = stream();
-        let before = stream.consumed;
-        stream.on_data_message(0);
-        assert_eq!(stream.consumed, before.wrapping_add(1));
-    }
-
-    /// A kernel RNIC terminates a connection that runs out of receives, so some are reserved for
-    /// control messages.
-    #[test]
-    fn data_leaves_credits_for_control_messages() {
-        let mut stream = stream();
-        stream.sent = 0;
-        stream.allowed = CONTROL_CREDITS + 1;
-        assert!(stream.is_writable());
-        stream.allowed = CONTROL_CREDITS;
-        assert!(!stream.is_writable());
-    }
-
-    /// The last message of a stream waits until a work request is free.
-    #[test]
-    fn farewell_waits_for_free_request() {
-        for (read, last) in [(true, Message::Disconnect), (false, Message::Shutdown)] {
-            let mut stream = stream();
-            // All requests are in flight, as with a peer that accepts nothing for a while.
-            let all = std::mem::take(&mut stream.sq_free);
-            stream.shut_down(read, true);
-            stream.send_due();
-            assert_eq!(stream.farewell, Some(last));
-            assert!(!stream.is_drained());
-            stream.sq_free = all;
-            stream.send_due();
-            assert_eq!(stream.farewell, None);
-        }
-    }
-}
+#[path = "stream_tests.rs"]
+mod tests;

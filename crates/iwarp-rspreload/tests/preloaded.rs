@@ -38,13 +38,30 @@ fn program(folder: &common::Folder) -> Command {
     program
 }
 
-#[test]
-fn preloaded_program_behaves_as_with_tcp() {
-    let folder = common::Folder::new("preloaded");
+/// Starts a TCP echo server. Returns its port.
+fn start_echo() -> String {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     std::thread::spawn(move || echo(&server));
-    common::run_checks(program(&folder).arg(port.to_string()));
+    port.to_string()
+}
+
+#[test]
+fn preloaded_program_behaves_as_with_tcp() {
+    let folder = common::Folder::new("preloaded");
+    common::run_checks(program(&folder).arg(start_echo()));
+}
+
+#[test]
+fn fallback_keeps_socket_nonblocking() {
+    let folder = common::Folder::new("preloaded-nonblocking");
+    let mut program = program(&folder);
+    let no_queue = "create=cq,nth=1,errno=EMFILE";
+    common::run_checks(
+        program
+            .args([&start_echo(), "nonblocking"])
+            .env("IWARP_FAULT", no_queue),
+    );
 }
 
 #[test]

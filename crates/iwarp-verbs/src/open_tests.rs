@@ -43,6 +43,26 @@ fn imported_context_finds_objects_by_number() {
     }
 }
 
+/// The table of handles does not grow when regions come and go.
+#[test]
+fn deregistered_region_has_no_handle() {
+    let mut buffer = [0u8; 64];
+    // SAFETY: as in `open_first_device`; each object is destroyed once.
+    unsafe {
+        let context = open_first_device();
+        let domain = pd::ibv_alloc_pd(context);
+        let region = mr::ibv_reg_mr(domain, buffer.as_mut_ptr().cast(), buffer.len(), 1);
+        let handle = (*region).handle;
+        let handles = || checked_context(context).unwrap().handles.mrs.lock().len();
+        assert_eq!(handles(), 1);
+        assert_eq!(mr::ibv_dereg_mr(region), 0);
+        assert_eq!(handles(), 0);
+        assert!(mr::ibv_import_mr(domain, handle).is_null());
+        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
 #[test]
 fn each_opened_context_has_its_own_shared_context() {
     let (first, second) = (open_first_device(), open_first_device());

@@ -88,6 +88,8 @@
 //!
 //! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do.
 #![deny(unsafe_op_in_unsafe_fn)]
+// On docs.rs, items show which feature they need.
+#![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(loom))))]
 
 // The threads simulator also compiles the engine, with its own replacement for `iwarp_os`.
 use iwarp_os as sys;

@@ -49,6 +49,7 @@ pub mod cm {
     pub use crate::cm::*;
 }
 
+pub(crate) use crate::conn::linger::unacknowledged_bytes;
 pub use crate::conn::qp::{QpAttributes, QueuePair};
 pub use crate::conn::retry::Retry;
 pub use crate::error::PostFailed;

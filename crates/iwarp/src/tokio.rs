@@ -108,9 +108,10 @@ impl<S: EventSource> Watched<S> {
     /// Outside a tokio runtime.
     pub fn new(source: S) -> Result<Self> {
         let fd = source.descriptor()?;
-        // SAFETY: the `OwnedFd` stays open, and the same descriptor, until it is dropped.
-        let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
-        let fd = fd.map_err(std::io::Error::from)?;
+        // The function that replaces this one came with tokio 1.53.3 and is `unsafe`, because
+        // descriptors of some types may change. An `OwnedFd` does not.
+        #[allow(deprecated)]
+        let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
         Ok(Self { source, fd })
     }
 

@@ -10,7 +10,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use xtask::context::{Context, find_program};
+use crate::tools;
+use xtask::context::Context;
 use xtask::files;
 use xtask::process::{Log, cargo};
 
@@ -23,7 +24,7 @@ pub(crate) struct Tool {
     tree: PathBuf,
     /// The folder for compiled code and for results.
     pub(crate) home: PathBuf,
-    /// The folder of the program, if it is not in `PATH`.
+    /// The folder of the program.
     bin: PathBuf,
 }
 
@@ -34,25 +35,12 @@ impl Tool {
     /// # Errors
     /// If the tree cannot be copied.
     pub(crate) fn new(context: &Context, log: &mut Log) -> Result<Option<Self>> {
-        let root = context
-            .target
-            .join(format!("tools/cargo-mutants-{VERSION}"));
-        let bin = root.join("bin");
-        if find_program("cargo-mutants").is_none() && !bin.join("cargo-mutants").is_file() {
-            if !context.install {
-                return Ok(None);
-            }
-            // An unoptimised build is fast enough, and compiles in a third of the time.
-            let mut install = cargo(&context.root);
-            install
-                .args(["install", "cargo-mutants", "--locked", "--debug"])
-                .args(["--version", VERSION, "--root"])
-                .arg(&root);
-            if let Err(error) = log.run(&mut install) {
-                log.say(format!("cannot install cargo-mutants: {error:#}"));
-                return Ok(None);
-            }
-        }
+        // An unoptimised build is fast enough, and compiles in a third of the time.
+        let wanted = ("cargo-mutants", VERSION);
+        let Some(program) = tools::from_cargo(context, log, wanted, &["--debug"], &[]) else {
+            return Ok(None);
+        };
+        let bin = program.parent().context("a program is in a folder")?.into();
         let home = context.target.join("xtask-mutants");
         let tree = home.join("tree");
         copy_tree(&context.root, &tree)?;

@@ -264,39 +264,37 @@ impl<M: Memory> MemoryTable<M> {
             return Err(AccessError::InvalidStag);
         }
         let hold = Hold { table: self, stag };
+        //= rfc5040 section 7.2
+        //# The STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 7.2
+        //# The STag MUST be associated to this RDMAP Stream.
+        //= rfc5040 section 8.1.1
+        //# An RNIC MUST ensure that if an STag is limited in scope to a single
+        //# Stream, no other Stream can use the STag.
+        //= rfc5041 section 8.3.1
+        //# An RNIC MUST ensure that if an STag is limited in scope to a single DDP
+        //# Stream, no other DDP Stream can use the STag.
+        //= rfc5041 section 8.2
+        //# In this case, for an incoming DDP Segment of a Tagged DDP Message on a
+        //# DDP Stream, if the DDP Stream ID of the DDP Stream is not the same as
+        //# the DDP Stream ID of the STag targeted by the Tagged DDP Message, then
+        //# the DDP Segment is not Placed and the DDP layer MUST surface a local
+        //# error to the ULP.
+        //= rfc5041 section 8.2
+        //# DDP MUST support Protection Domain association and DDP Stream
+        //# association mechanisms for associating an STag and a DDP Stream.
+        if entry.only_qp().is_some_and(|qp| qp != accessor.qp) {
+            return Err(AccessError::NotAssociated);
+        }
         let memory = match &entry.kind {
-            Kind::Region { .. } | Kind::OnDemand { .. } | Kind::Fast(_) => entry.backing(),
+            Kind::Region { .. } | Kind::OnDemand { .. } | Kind::Fast { .. } => entry.backing(),
             Kind::Null { sink, .. } if need.intersects(Access::WRITING) => Some((sink, None)),
             Kind::Null { zeros, .. } => Some((zeros, None)),
             // A window gives access to the peer only. Elements of local requests must name regions.
             Kind::Window { .. } if !need.intersects(Access::REMOTE) => {
                 return Err(AccessError::AccessDenied);
             }
-            Kind::Window { parent, qp, .. } => {
-                //= rfc5040 section 7.2
-                //# The STag MUST be associated to this RDMAP Stream.
-                //= rfc5040 section 7.2
-                //# The STag MUST be associated to this RDMAP Stream.
-                //= rfc5040 section 8.1.1
-                //# An RNIC MUST ensure that if an STag is limited in scope to a single
-                //# Stream, no other Stream can use the STag.
-                //= rfc5041 section 8.3.1
-                //# An RNIC MUST ensure that if an STag is limited in scope to a single DDP
-                //# Stream, no other DDP Stream can use the STag.
-                //= rfc5041 section 8.2
-                //# In this case, for an incoming DDP Segment of a Tagged DDP Message on a
-                //# DDP Stream, if the DDP Stream ID of the DDP Stream is not the same as
-                //# the DDP Stream ID of the STag targeted by the Tagged DDP Message, then
-                //# the DDP Segment is not Placed and the DDP layer MUST surface a local
-                //# error to the ULP.
-                //= rfc5041 section 8.2
-                //# DDP MUST support Protection Domain association and DDP Stream
-                //# association mechanisms for associating an STag and a DDP Stream.
-                if qp.is_some_and(|qp| qp != accessor.qp) {
-                    return Err(AccessError::NotAssociated);
-                }
-                parent.and_then(|parent| self.entry(parent)?.backing())
-            }
+            Kind::Window { parent, .. } => parent.and_then(|parent| self.entry(parent)?.backing()),
             Kind::Free => None,
         };
         Ok((memory.ok_or(AccessError::InvalidStag)?, hold))
@@ -453,7 +451,10 @@ impl<M: Memory> MemoryTable<M> {
                     return Err(AccessError::NotAssociated);
                 }
             }
-            Kind::Fast(_) => {
+            Kind::Fast { qp, .. } => {
+                if qp.is_some_and(|qp| qp != accessor.qp) {
+                    return Err(AccessError::NotAssociated);
+                }
                 if remote && !entry.access().intersects(Access::REMOTE) {
                     return Err(AccessError::AccessDenied);
                 }

@@ -23,7 +23,11 @@ pub(super) enum Kind<M> {
         pager: &'static Pager,
     },
     /// A region whose range and rights are set by a work request.
-    Fast(M),
+    Fast {
+        memory: M,
+        /// The only queue pair that may use the region; `None` for those of its protection domain.
+        qp: Option<u32>,
+    },
     /// A null region: writes are discarded, reads return zeros (`ibv_alloc_null_mr(3)`).
     Null {
         /// Source of reads.
@@ -126,6 +130,14 @@ impl<M> Entry<M> {
         matches!(self.kind, Kind::Null { .. })
     }
 
+    /// Returns the only queue pair that may use the region or window, if there is one.
+    pub(super) const fn only_qp(&self) -> Option<u32> {
+        match self.kind {
+            Kind::Fast { qp, .. } | Kind::Window { qp, .. } => qp,
+            _ => None,
+        }
+    }
+
     pub(super) const fn is_on_demand(&self) -> bool {
         matches!(self.kind, Kind::OnDemand { .. })
     }
@@ -173,7 +185,7 @@ impl<M> Entry<M> {
         match core::mem::replace(&mut self.kind, Kind::Free) {
             Kind::Region { memory, .. }
             | Kind::OnDemand { memory, .. }
-            | Kind::Fast(memory)
+            | Kind::Fast { memory, .. }
             | Kind::Null { zeros: memory, .. } => {
                 self.state = State::free();
                 Ok(memory)
@@ -240,7 +252,7 @@ impl<M> Entry<M> {
     /// windows, null regions and on-demand regions.
     pub(super) const fn memory(&self) -> Option<&M> {
         match &self.kind {
-            Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
+            Kind::Region { memory, .. } | Kind::Fast { memory, .. } => Some(memory),
             Kind::OnDemand { .. } | Kind::Window { .. } | Kind::Null { .. } | Kind::Free => None,
         }
     }
@@ -248,7 +260,7 @@ impl<M> Entry<M> {
     /// Returns the memory of a region, and its pager if pages may be missing.
     pub(super) const fn backing(&self) -> Option<(&M, Option<&'static Pager>)> {
         match &self.kind {
-            Kind::Region { memory, .. } | Kind::Fast(memory) => Some((memory, None)),
+            Kind::Region { memory, .. } | Kind::Fast { memory, .. } => Some((memory, None)),
             Kind::OnDemand { memory, pager, .. } => Some((memory, Some(pager))),
             Kind::Window { .. } | Kind::Null { .. } | Kind::Free => None,
         }

@@ -1,5 +1,6 @@
 //! The STag table: registration and deregistration.
 
+use super::access::Accessor;
 use super::entry::{Entry, Grant, Kind};
 use super::slots::{NewSlotsSize, Room, Slots};
 use super::span::Memory;
@@ -171,7 +172,19 @@ impl<M: Memory> MemoryTable<M> {
     /// before [`fast_register`](Self::fast_register). The memory may have no pages until then
     /// ([`Pages::listed`](super::Pages::listed)).
     pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<Stag, MemoryError> {
-        self.insert(Kind::Fast(memory), pd, random)
+        self.insert(Kind::Fast { memory, qp: None }, pd, random)
+    }
+
+    /// Does the same as [`allocate_fast`](Self::allocate_fast) for a region that only one queue
+    /// pair and its peer may use.
+    pub fn allocate_fast_for(
+        &mut self,
+        memory: M,
+        accessor: Accessor,
+        random: u32,
+    ) -> Result<Stag, MemoryError> {
+        let qp = Some(accessor.qp);
+        self.insert(Kind::Fast { memory, qp }, accessor.pd, random)
     }
 
     //= rfc5040 section 8.1.1
@@ -201,7 +214,7 @@ impl<M: Memory> MemoryTable<M> {
     pub fn fast_register(&self, wr: &crate::FastRegister, pd: u32) -> Result<(), MemoryError> {
         Self::check_access(wr.access)?;
         let entry = self.entry(wr.new_stag).ok_or(MemoryError::NoSuchStag)?;
-        let Kind::Fast(memory) = &entry.kind else {
+        let Kind::Fast { memory, .. } = &entry.kind else {
             return Err(MemoryError::NoSuchStag);
         };
         if entry.pd != pd {

@@ -7,6 +7,7 @@ mod common;
 mod connect;
 mod datagram;
 mod iomap;
+mod leaks;
 mod options;
 mod processes;
 mod repoll;

@@ -1,6 +1,7 @@
 /* A program that uses ordinary sockets, run with the preload library. It checks that the socket
- * calls behave as their manual pages describe. Argument: the loopback port of a TCP echo server, or
- * "workers" for the tests of RDMAV_FORK_SAFE. */
+ * calls behave as their manual pages describe. Arguments: the loopback port of a TCP echo server,
+ * and "nonblocking" for the fallback of a nonblocking socket; or "workers" for the tests of
+ * RDMAV_FORK_SAFE. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -438,6 +439,28 @@ static void test_tcp_fallback(int echo)
 	CHECK(close(fd) == 0);
 }
 
+/* A nonblocking socket stays nonblocking when it falls back. A nonblocking connect falls back only
+ * if it fails immediately, here because an injected fault lets a queue run out. */
+static void test_nonblocking_fallback(int echo)
+{
+	struct sockaddr_in addr = loopback(echo);
+	struct pollfd entry = { .fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), .events = POLLOUT };
+	int error = -1;
+	socklen_t length = sizeof(error);
+	char octet = 0;
+
+	NEED(entry.fd >= 0 && is_rsocket(entry.fd));
+	CHECK(connect(entry.fd, (struct sockaddr *)&addr, sizeof(addr)) == -1 && errno == EINPROGRESS);
+	CHECK(!is_rsocket(entry.fd) && fcntl(entry.fd, F_GETFL) & O_NONBLOCK);
+	NEED(poll(&entry, 1, 5000) == 1);
+	CHECK(getsockopt(entry.fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0);
+	CHECK(read(entry.fd, &octet, 1) == -1 && errno == EAGAIN);
+	entry.events = POLLIN;
+	CHECK(write(entry.fd, "z", 1) == 1 && poll(&entry, 1, 5000) == 1);
+	CHECK(read(entry.fd, &octet, 1) == 1 && octet == 'z');
+	CHECK(close(entry.fd) == 0);
+}
+
 static int request_works(int fd)
 {
 	char octet = 0;
@@ -578,8 +601,13 @@ static void test_workers(void)
 
 int main(int argc, char **argv)
 {
-	NEED(argc == 2);
+	NEED(argc >= 2);
 	alarm(50);
+	if (argc > 2 && !strcmp(argv[2], "nonblocking")) {
+		test_nonblocking_fallback(atoi(argv[1]));
+		printf("%d checks, %d failed\n", checks, failures);
+		return failures != 0;
+	}
 	if (!strcmp(argv[1], "workers")) {
 		test_workers();
 		CHECK(close(listener) == 0);

@@ -302,6 +302,10 @@ pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use iwarp::runtime::cm::CmId;
+    use iwarp::runtime::create_event_channel;
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
 
     #[test]
     fn reported_depths_are_acceptable() {
@@ -317,5 +321,32 @@ mod tests {
             assert!(u16::from(depth(offered)) <= query::RD_ATOMIC, "{offered:?}");
         }
         assert_eq!((depth(Some(0)), depth(Some(64))), (0, 64));
+    }
+
+    /// A thread may take the event of a request just before the listener is destroyed. Then the
+    /// listener has no address any more, and the requester is rejected.
+    #[test]
+    fn request_to_destroyed_listener_is_rejected() {
+        let queue = create_event_channel().unwrap();
+        let listener = CmId::create(&queue, None);
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        listener.listen(1).unwrap();
+        assert_eq!(listener.user_data(), 0);
+        let mut requester = TcpStream::connect(listener.addresses().0.unwrap()).unwrap();
+        let request = b"MPA ID Req Frame\x40\x01\x00\x00";
+        requester.write_all(request).unwrap();
+        let event = std::iter::repeat_with(|| {
+            std::thread::yield_now();
+            queue.try_next()
+        });
+        let event = event.flatten().next().unwrap();
+        assert_eq!(event.kind, CmEventKind::ConnectRequest);
+        // SAFETY: the event refers to no object of C.
+        assert!(unsafe { deliver(event) }.is_none());
+        // The answer, if there is one, is a rejection. A reset ends the stream, too.
+        let mut answer = Vec::new();
+        let _ = requester.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer[16] & 0x20 != 0, "{answer:?}");
+        listener.destroy();
     }
 }

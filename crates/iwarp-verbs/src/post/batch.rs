@@ -2,7 +2,8 @@
 //! and `ibv_wr_complete`.
 
 use super::datagram as post_datagram;
-use super::elements::{cmp_swap, fetch_add};
+use super::list::sge;
+use super::send::{cmp_swap, fetch_add};
 use crate::abi::verbs::value::{QPT_UD, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res, UNSUPPORTED, code, value};
@@ -12,7 +13,7 @@ use crate::qp::limits::INLINE_MIN;
 use crate::qp::{connected, datagram};
 use iwarp::runtime::{UdSendWr, XrcSendWr};
 use iwarp_rnic::memory::Stag;
-use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
+use iwarp_rnic::{SendFlags, SendOp, SendWr};
 use parking_lot::lock_api::RawMutex as _;
 use std::ffi::{c_int, c_void};
 
@@ -225,12 +226,7 @@ unsafe extern "C" fn wr_set_sge_list(q: *mut ibv_qp_ex, n: usize, list: *const i
         let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
         let from = batch.sges.len();
         for i in 0..n {
-            let sge = &*list.add(i);
-            batch.sges.push(Sge {
-                addr: sge.addr,
-                len: sge.length,
-                lkey: sge.lkey,
-            });
+            batch.sges.push(sge(&*list.add(i)));
         }
         wr.sges = from..batch.sges.len();
         Ok(())

@@ -1,9 +1,9 @@
-//! Posting of work requests. `send` and `receive` post lists; `batch` builds requests one by one;
-//! `datagram` contains the differences for datagrams, and `elements` the common parts. This room
+//! Posting of work requests. `send`, `datagram` and `receive` convert the requests of their queues;
+//! `list` contains the rules for lists of requests; `batch` builds requests one by one. This room
 //! uses `qp`, `srq`, `memory` and the rooms below them.
 
 pub(crate) mod batch;
 mod datagram;
-mod elements;
+mod list;
 pub(crate) mod receive;
 pub(crate) mod send;

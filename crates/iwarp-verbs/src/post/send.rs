@@ -1,27 +1,23 @@
-//! `ibv_post_send(3)` and `ibv_bind_mw(3)`. C work requests are converted on the stack, without
-//! allocation.
+//! `ibv_post_send(3)` and `ibv_bind_mw(3)`.
 
-use super::datagram;
-use super::elements::{
-    FLAGS, WR_SEND, WR_SEND_WITH_IMM, assume_all_init, checked_num_sge, cmp_swap, fetch_add,
-    sge_bytes,
-};
-use crate::abi::verbs::value::{QPT_UC, QPT_UD, QPT_XRC_SEND, SEND_INLINE};
+use super::list::{Poster, Room, post_list, refuse};
+use crate::abi::verbs::value::{QPT_UC, QPT_UD, QPT_XRC_SEND};
 use crate::abi::verbs::*;
-use crate::border::guard::{EINVAL, Errno, Res, code};
+use crate::border::guard::{EINVAL, Res, code};
 use crate::device::face;
 use crate::memory::mw;
 use crate::qp::connected::{self, QpObject};
+use crate::qp::datagram;
 use iwarp::runtime::PostFailed;
 use iwarp::runtime::XrcSendWr;
-use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::memory::Stag;
-use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
+use iwarp_rnic::{SendFlags, SendOp, SendWr};
 use std::ffi::{c_int, c_uint};
-use std::mem::MaybeUninit;
 
 const WR_RDMA_WRITE: c_uint = 0;
 const WR_RDMA_WRITE_WITH_IMM: c_uint = 1;
+pub(super) const WR_SEND: c_uint = 2;
+pub(super) const WR_SEND_WITH_IMM: c_uint = 3;
 const WR_RDMA_READ: c_uint = 4;
 const WR_ATOMIC_CMP_AND_SWP: c_uint = 5;
 const WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
@@ -29,6 +25,26 @@ const WR_LOCAL_INV: c_uint = 7;
 const WR_BIND_MW: c_uint = 8;
 const WR_SEND_WITH_INV: c_uint = 9;
 const WR_ATOMIC_WRITE: c_uint = 15;
+
+pub(super) const fn fetch_add(remote_addr: u64, rkey: u32, add: u64) -> SendOp {
+    SendOp::FetchAdd {
+        remote_addr,
+        rkey,
+        add,
+        mask: 0,
+    }
+}
+
+pub(super) const fn cmp_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u64) -> SendOp {
+    SendOp::CmpSwap {
+        remote_addr,
+        rkey,
+        compare,
+        swap,
+        compare_mask: u64::MAX,
+        swap_mask: u64::MAX,
+    }
+}
 
 #[inline]
 unsafe fn op_of(wr: &ibv_send_wr, qp: &QpObject) -> Res<SendOp> {
@@ -65,84 +81,51 @@ unsafe fn op_of(wr: &ibv_send_wr, qp: &QpObject) -> Res<SendOp> {
     })
 }
 
-/// Posts the first requests of a list: at most `W` requests with `S` elements. Returns the tail.
-#[inline]
-unsafe fn send_some<const W: usize, const S: usize>(
-    qp: &QpObject,
-    first: *mut ibv_send_wr,
-    post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), PostFailed>,
-) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
-    // The arrays stay uninitialized, because clearing takes as long as filling them.
-    let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
-    let mut inline_room = [const { MaybeUninit::<&[u8]>::uninit() }; S];
-    let mut wrs = [const { MaybeUninit::<SendWr<'_>>::uninit() }; W];
-    let (mut sges, mut pieces) = (&mut sge_room[..], &mut inline_room[..]);
-    let mut current = first;
-    let mut n = 0;
-    let mut conversion_error = None;
-    while !current.is_null() && n < W {
-        let wr = &*current;
-        let op = match op_of(wr, qp)
-            .and_then(|op| Ok((op, checked_num_sge(wr.num_sge, qp.max_sge.send)?)))
-        {
-            Ok(op) => op,
-            Err(e) => {
-                conversion_error = Some(e);
-                break;
-            }
-        };
-        let (op, num) = op;
-        if num > sges.len().min(pieces.len()) {
-            break;
-        }
-        let list = if num == 0 {
-            &[]
-        } else {
-            std::slice::from_raw_parts(wr.sg_list, num)
-        };
-        let mut to = SendWr {
+impl Poster for QpObject {
+    type From = ibv_send_wr;
+    type Into<'a> = SendWr<'a>;
+
+    #[inline]
+    unsafe fn convert<'a>(&self, wr: &ibv_send_wr, room: &mut Room<'a>) -> Res<Option<SendWr<'a>>> {
+        let op = op_of(wr, self)?;
+        let data = room.data(wr, self.max_sge.send)?;
+        Ok(data.map(|data| SendWr {
             wr_id: wr.wr_id,
             op,
-            flags: SendFlags::from_bits_truncate(wr.send_flags & FLAGS),
-            sges: &[],
-            inline: &[],
-        };
-        if wr.send_flags & SEND_INLINE == 0 {
-            let (mine, rest) = sges.split_at_mut(num);
-            for (to, from) in mine.iter_mut().zip(list) {
-                to.write(Sge {
-                    addr: from.addr,
-                    len: from.length,
-                    lkey: from.lkey,
-                });
-            }
-            to.sges = assume_all_init(mine);
-            sges = rest;
-        } else {
-            let (mine, rest) = pieces.split_at_mut(num);
-            for (to, from) in mine.iter_mut().zip(list) {
-                to.write(sge_bytes(from));
-            }
-            to.inline = assume_all_init(mine);
-            pieces = rest;
-        }
-        wrs[n].write(to);
-        n += 1;
-        current = wr.next;
+            flags: data.flags,
+            sges: data.sges,
+            inline: data.inline,
+        }))
     }
-    let wrs = assume_all_init(&wrs[..n]);
-    let posted = post(qp, wrs, first);
-    if let Err(failed) = posted {
-        let mut bad = first;
-        for _ in 0..failed.accepted() {
-            bad = (*bad).next;
-        }
-        face::hint_if_sent_in_rtr(&qp.raw, failed.error());
-        return Err((bad, failed.into()));
+
+    #[inline]
+    fn post(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
+        let posted = self.raw.post_send(wrs);
+        posted.inspect_err(|failed| face::hint_if_sent_in_rtr(&self.raw, failed.error()))
     }
-    match conversion_error {
-        Some(e) => Err((current, e)),
-        None => Ok(current),
+}
+
+/// A queue pair that sends to shared receive queues. Each request names its queue.
+struct XrcSender<'q>(&'q QpObject);
+
+impl Poster for XrcSender<'_> {
+    type From = ibv_send_wr;
+    type Into<'a> = XrcSendWr<'a>;
+
+    unsafe fn convert<'a>(
+        &self,
+        wr: &ibv_send_wr,
+        room: &mut Room<'a>,
+    ) -> Res<Option<XrcSendWr<'a>>> {
+        let converted = self.0.convert(wr, room)?;
+        // The only member of the union `qp_type` is `xrc.remote_srqn`.
+        let srq = wr.qp_type;
+        Ok(converted.map(|wr| XrcSendWr { wr, srq }))
+    }
+
+    fn post(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
+        let posted = self.0.raw.post_send_xrc(wrs);
+        posted.inspect_err(|failed| face::hint_if_sent_in_rtr(&self.0.raw, failed.error()))
     }
 }
 
@@ -155,33 +138,7 @@ pub(crate) unsafe extern "C" fn post_send(
         if (*q).qp_type > QPT_UC {
             return send_special(q, wr, bad);
         }
-        let qp = connected::trusted(q);
-        let plain = |qp: &QpObject, wrs: &[SendWr<'_>], _| qp.raw.post_send(wrs);
-        let mut current = wr;
-        while !current.is_null() {
-            // Most programs post one request with few elements.
-            let done = if (*current).next.is_null() && (0..=2).contains(&(*current).num_sge) {
-                send_some::<1, 2>(qp, current, plain)
-            } else {
-                send_some::<32, { 2 * MAX_SGE as usize }>(qp, current, plain)
-            };
-            current = store_bad_wr(done, bad)?;
-        }
-        Ok(())
-    })
-}
-
-/// If posting failed, stores the refused request in `bad`.
-#[inline]
-unsafe fn store_bad_wr(
-    done: Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)>,
-    bad: *mut *mut ibv_send_wr,
-) -> Res<*mut ibv_send_wr> {
-    done.map_err(|(wr, e)| {
-        if !bad.is_null() {
-            *bad = wr;
-        }
-        e
+        post_list(connected::trusted(q), wr, bad)
     })
 }
 
@@ -192,42 +149,11 @@ unsafe fn send_special(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> Res<()> {
-    const CHUNK: usize = 8;
     match (*q).qp_type {
-        QPT_UD => datagram::post_send(q, wr, bad),
-        QPT_XRC_SEND => {
-            let mut current = wr;
-            while !current.is_null() {
-                let post =
-                    |qp: &QpObject, wrs: &[SendWr<'_>], first| post_xrc::<CHUNK>(qp, wrs, first);
-                let done = send_some::<CHUNK, { 2 * MAX_SGE as usize }>(
-                    connected::trusted(q),
-                    current,
-                    post,
-                );
-                current = store_bad_wr(done, bad)?;
-            }
-            Ok(())
-        }
-        _ => store_bad_wr(Err((wr, EINVAL)), bad).map(|_| ()),
+        QPT_UD => post_list(datagram::trusted(q), wr, bad),
+        QPT_XRC_SEND => post_list(&XrcSender(connected::trusted(q)), wr, bad),
+        _ => refuse(wr, bad, EINVAL),
     }
-}
-
-/// Posts requests with the numbers of their shared receive queues.
-unsafe fn post_xrc<const W: usize>(
-    qp: &QpObject,
-    wrs: &[SendWr<'_>],
-    first: *mut ibv_send_wr,
-) -> Result<(), PostFailed> {
-    let mut room = [const { MaybeUninit::<XrcSendWr<'_>>::uninit() }; W];
-    let mut current = first;
-    for (to, wr) in room.iter_mut().zip(wrs) {
-        // The only member of the union `qp_type` is `xrc.remote_srqn`.
-        let srq = (*current).qp_type;
-        to.write(XrcSendWr { wr: *wr, srq });
-        current = (*current).next;
-    }
-    qp.raw.post_send_xrc(assume_all_init(&room[..wrs.len()]))
 }
 
 /// `ibv_bind_mw(3)`, for windows of type 1. The new key is the old one plus one.

@@ -413,15 +413,26 @@ fn wait_for_fins() {
 }
 
 fn any_fin_pending() -> bool {
-    // Do not wait for the lock: a program may exit in a signal handler, on the thread that holds
-    // it.
-    let all: Vec<_> = match LINGERING.try_lock() {
-        Some(all) => all.iter().filter_map(Weak::upgrade).collect(),
-        None => return true,
-    };
-    // The list is unlocked here, because dropping the last reference to a stream takes other locks.
-    all.iter()
-        .any(|linger| linger.fin_pending.load(Ordering::Relaxed))
+    lingering().is_none_or(|all| {
+        all.iter()
+            .any(|linger| linger.fin_pending.load(Ordering::Relaxed))
+    })
+}
+
+/// Returns how many bytes the peers of all lingering streams have not acknowledged; `None` if that
+/// is not known at the moment. For an exit handler.
+pub(crate) fn unacknowledged_bytes() -> Option<u64> {
+    let bytes = |linger: &Arc<Linger>| linger.socket.stream.unacknowledged_bytes().unwrap_or(0);
+    lingering().map(|all| all.iter().map(bytes).sum())
+}
+
+/// Returns all lingering streams; `None` if another thread has locked the list. A program may exit
+/// in a signal handler, on the thread that holds the lock, so this does not wait.
+fn lingering() -> Option<Vec<Arc<Linger>>> {
+    // The list is unlocked when this returns: dropping the last reference to a stream takes other
+    // locks.
+    let all = LINGERING.try_lock()?;
+    Some(all.iter().filter_map(Weak::upgrade).collect())
 }
 
 /// Reads and discards data. Returns `true` if the stream has ended or is broken.

@@ -1,7 +1,7 @@
 //! Batches: requests that are posted together and share one completion.
 
 use super::handle::{Connection, Inner};
-use super::operation::{Carried, Payload};
+use super::payload::{Carried, Payload};
 use super::region::Region;
 use super::remote::RemoteRegion;
 use super::router::{Entry, Failure, Held, Router, SlotId, Unposted};

@@ -5,29 +5,83 @@
 //! messages they can receive, and return them as messages are dropped. docs/wire.md describes the
 //! format.
 //!
-//! Of the `receives` posted receives, all but [`RESERVED`] are for data; their number is the
-//! sender's credit, and each data message takes one. The receiver returns credits in halves of the
-//! window, so at most two credit messages are in flight, besides the hello or the end of the other
-//! direction. The reserved receives are for these four.
+//! Most posted receives are for data; their number is the sender's credit, and each data message
+//! takes one. The receiver returns credits in halves of the window, so at most two credit messages
+//! are in flight, besides the hello or the end of the other direction: [`RESERVED`] receives.
+//!
+//! A message that is longer than a receive buffer is written to a slot ([`large`](super::large)).
+//! Each credit message that returns slots returns at least one, so there are at most as many as
+//! slots. Two more lend additional slots, and one message asks for slots: [`RESERVED_WITH_SLOTS`].
 
-use super::channel_state::{MOST_CREDITS, State, header, kind};
+use super::channel_state::{CREDIT_MAX, MOST_CREDITS, State, header, kind};
 use super::channel_wait::{Open, Receiving, Sending, Tickets};
 use super::handle::Connection;
-use super::operation::{Done, HEADER, Operation, Payload, Request};
+use super::large::{self, ENCODED_SLOT, Granted, OwnSlots, SLOTS_MAX};
+use super::operation::{Done, HEADER, Op, Operation, Request};
+use super::payload::Payload;
 use super::router::{Inbox, call_all};
+use super::tail::Tail;
 use super::waiters::Ticket;
 use crate::error::{Error, Result};
+use crate::verbs::MemoryRegion;
 use parking_lot::Mutex;
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Receives reserved for messages other than data.
+/// Receives reserved for messages other than data, without and with slots.
 const RESERVED: usize = 4;
+const RESERVED_WITH_SLOTS: usize = RESERVED + SLOTS_MAX + 3;
+/// Least number of receives with which a channel receives large messages.
+const RECEIVES_WITH_SLOTS: usize = 2 * RESERVED_WITH_SLOTS;
+
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) connection: Connection,
     pub(super) state: Mutex<State>,
+    /// Memory to which data for the peer's slots are copied, by slot.
+    pub(super) staging: Mutex<Vec<Option<MemoryRegion>>>,
+    pub(super) tail: Tail,
     /// Data messages that the peer may send without a new credit.
     pub(super) window: u32,
+    /// Number of [`Handle`]s.
+    handles: AtomicUsize,
+}
+
+/// A handle of a channel. Dropping the last one finishes the channel at once, even if another
+/// thread processes messages at that moment.
+#[derive(Debug)]
+pub(super) struct Handle(Arc<Shared>);
+
+impl Handle {
+    fn new(shared: Shared) -> Self {
+        shared.handles.store(1, Ordering::Relaxed);
+        Self(Arc::new(shared))
+    }
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        // Relaxed: this handle is counted, so the count cannot reach 0 meanwhile.
+        self.0.handles.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Arc<Shared>;
+
+    fn deref(&self) -> &Arc<Shared> {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.0.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.finish_open();
+        }
+    }
 }
 
 /// A message channel over a connection. A clone is another handle; tasks and threads can share a
@@ -61,22 +115,34 @@ pub(super) struct Shared {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Channel {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Handle,
 }
 
 impl Channel {
     /// Opens a channel; the peer must do the same. The connection must then not be used for other
     /// messages, and needs at least 6 receive buffers.
     pub fn open(connection: Connection) -> Open {
-        let data = connection.receives().saturating_sub(RESERVED);
+        let receives = connection.receives();
+        // The longest credit message must fit into a receive buffer.
+        let offers = receives >= RECEIVES_WITH_SLOTS && connection.message_size() >= CREDIT_MAX;
+        let reserved = if offers {
+            RESERVED_WITH_SLOTS
+        } else {
+            RESERVED
+        };
+        let data = receives.saturating_sub(reserved);
         let window = u32::try_from(data).unwrap_or(u32::MAX).min(MOST_CREDITS);
-        let shared = Arc::new(Shared {
+        let shared = Handle::new(Shared {
             connection,
             state: Mutex::new(State {
                 allowed: window,
+                own_slots: OwnSlots::new(offers),
                 ..State::default()
             }),
+            staging: Mutex::default(),
+            tail: Tail::default(),
             window,
+            handles: AtomicUsize::new(0),
         });
         Open::new(shared)
     }
@@ -86,23 +152,20 @@ impl Channel {
         &self.shared.connection
     }
 
-    /// Returns the length of the longest message that the peer accepts, in bytes.
+    /// Returns the length of the longest message that the peer accepts, in bytes: 1 MiB, or less if
+    /// the peer has few or short receive buffers.
     pub fn max_len(&self) -> usize {
-        self.shared.state.lock().most
-    }
-
-    /// Returns the length of the longest message that both ends copy, in bytes.
-    pub(super) fn most_copied(&self) -> usize {
-        self.max_len()
-            .min(self.shared.connection.message_size() - HEADER)
+        let state = self.shared.state.lock();
+        state.most.max(state.peer_slots.len)
     }
 
     pub(super) fn is_finished(&self) -> bool {
         self.shared.state.lock().finished
     }
 
-    /// Sends a message. Completes when the payload may be reused. Data of the program may have up
-    /// to [`Connection::message_size`] less 8 bytes, a region up to [`max_len`](Self::max_len).
+    /// Sends a message of up to [`max_len`](Self::max_len) bytes. Completes when the payload may be
+    /// reused. A message that is longer than a receive buffer is written to memory that the peer
+    /// has lent for it.
     pub fn send<'a>(&self, payload: impl Into<Payload<'a, u8>>) -> Sending<'a> {
         Sending::new(&self.shared, payload.into(), Tickets::default())
     }
@@ -123,29 +186,57 @@ impl Channel {
     /// # Errors
     /// See [`Connection::send`].
     pub fn finish(&self) -> Operation<'static, Done> {
+        self.shared.send_tail();
         self.shared.state.lock().finished = true;
-        self.shared.control_now(kind::FINISH, 0)
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let state = self.state.get_mut();
-        let open = state.window > 0 && !state.finished;
-        if open && !self.connection.inner.router.origin.is_foreign() {
-            // Posted now, and sent before the connection ends.
-            drop(self.control_now(kind::FINISH, 0));
-        }
+        self.shared.say_farewell()
     }
 }
 
 impl Shared {
-    /// Starts a control message, which needs no credit.
-    fn control_now(&self, kind: u8, number: u32) -> Operation<'static, Done> {
-        let request = Request::empty().with_header(header(kind, 0, number));
-        Operation::new(&self.connection, Ok(()), request, Done).started()
+    /// Returns the length of the longest message that is sent to a receive buffer, in bytes.
+    /// `copied` is `true` if this end copies it, too.
+    pub(super) fn most_small(&self, copied: bool) -> usize {
+        let most = self.state.lock().most;
+        match copied {
+            true => most.min(self.connection.message_size() - HEADER),
+            false => most,
+        }
     }
 
+    /// Finishes the channel, unless it is finished or was never opened.
+    fn finish_open(&self) {
+        if self.connection.inner.router.origin.is_foreign() {
+            return;
+        }
+        let open = {
+            let state = self.state.lock();
+            state.window > 0 && !state.finished
+        };
+        if open {
+            self.send_tail();
+            drop(self.say_farewell());
+        }
+    }
+
+    /// Starts a control message, which needs no credit.
+    fn control_now(&self, kind: u8, number: u32) -> Operation<'static, Done> {
+        self.control_with(kind, number, &[]).started()
+    }
+
+    /// Starts the message that no more messages follow. Even if the result is dropped, the
+    /// connection stays until this and all earlier messages are sent.
+    fn say_farewell(&self) -> Operation<'static, Done> {
+        let request = Request::farewell(Arc::clone(&self.connection.inner));
+        let operation = Operation::new(&self.connection, Ok(()), request, Done);
+        operation.with_header(header(kind::FINISH, 0, 0)).started()
+    }
+
+    fn control_with<'a>(&self, kind: u8, number: u32, more: &'a [u8]) -> Operation<'a, Done> {
+        let operation = self
+            .connection
+            .sending(Ok(()), Op::Send, Payload::from(more));
+        operation.with_header(header(kind, 0, number))
+    }
     /// Handles all messages that have arrived. Returns `true` if no more will come.
     pub(super) fn pump(&self) -> Result<bool> {
         let inner = &self.connection.inner;
@@ -170,7 +261,9 @@ impl Shared {
                 break ended;
             }
         };
-        self.give_back();
+        self.lend_more()?;
+        self.give_back()?;
+        self.send_due_tail();
         let Some(rule) = self.state.lock().broken else {
             return Ok(ended);
         };
@@ -178,55 +271,130 @@ impl Shared {
         Err(Error::Handshake(rule.into()))
     }
 
-    /// Returns credits to the peer if half a window is owed.
-    fn give_back(&self) {
-        let due = {
-            let mut state = self.state.lock();
-            match state.owed >= self.window.div_ceil(2) && !state.peer_finished {
-                true => {
-                    let due = std::mem::take(&mut state.owed);
-                    state.allowed += due;
-                    due
+    /// Lends more slots to the peer if it needs them.
+    fn lend_more(&self) -> Result<()> {
+        let count = self.state.lock().own_slots.missing();
+        if count == 0 {
+            return Ok(());
+        }
+        let inner = &self.connection.inner;
+        let slots = large::allocate(inner.pd(), inner.qp().num(), count);
+        match slots {
+            Ok(slots) => self.state.lock().own_slots.add(slots),
+            Err(error) => {
+                let mut state = self.state.lock();
+                state.own_slots.add(Vec::new());
+                let none = state.own_slots.are_none();
+                drop(state);
+                tracing::debug!(%error, "no memory for more slots");
+                if none {
+                    // The peer's message would wait without limit.
+                    self.connection.close()?;
+                    return Err(error);
                 }
-                false => return,
             }
+        }
+        Ok(())
+    }
+
+    /// Returns credits and slots to the peer if half a window, or a quarter of the slots, is owed.
+    fn give_back(&self) -> Result<()> {
+        let (credits, slots) = {
+            let mut state = self.state.lock();
+            let waits = state.inbox.is_empty();
+            let due = state.owed >= self.window.div_ceil(2) || state.own_slots.are_due(waits);
+            if !due || state.peer_finished {
+                return Ok(());
+            }
+            let credits = std::mem::take(&mut state.owed);
+            state.allowed += credits;
+            (credits, state.own_slots.take_owed())
         };
+        let mut encoded = [0; ENCODED_SLOT * SLOTS_MAX];
+        let len = slots.lend(&mut encoded)?;
         // If it is refused, the connection has ended.
-        drop(self.control_now(kind::CREDIT, due));
+        drop(
+            self.control_with(kind::CREDIT, credits, &encoded[..len])
+                .started(),
+        );
+        Ok(())
     }
 
-    /// Records that a message of the peer was dropped.
-    pub(super) fn owe(&self) {
-        self.state.lock().owed += 1;
-        self.give_back();
+    /// Records that a message of the peer was dropped, and that its slot was finished.
+    pub(super) fn owe(&self, slot: Option<u8>) {
+        {
+            let mut state = self.state.lock();
+            state.owed += 1;
+            if let Some(slot) = slot {
+                state.own_slots.finished(slot);
+            }
+        }
+        if let Err(error) = self.give_back() {
+            tracing::debug!(%error, "a slot cannot be lent again");
+            // The peer may wait for it without limit.
+            drop(self.connection.close());
+        }
     }
-
-    /// Takes a credit for the sender with this ticket.
-    pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>) -> Result<bool> {
+    /// Takes a credit for the sender with this ticket, and a slot if the message is `large`.
+    pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>, large: bool) -> Result<Credit> {
         let mut state = self.state.lock();
         if state.finished {
             return Err(Error::InvalidState(
                 "this end of the channel has finished already",
             ));
         }
-        if state.credits == 0 || !state.writers.may_take(*ticket) {
-            return Ok(false);
+        if large && !state.peer_slots.are_lent() && state.peer_slots.want() {
+            drop(state);
+            drop(self.control_now(kind::WANT, 0));
+            return Ok(Credit::None);
         }
+        if state.credits == 0 || !state.writers.may_take(*ticket) {
+            return Ok(Credit::None);
+        }
+        let credit = match large.then(|| state.peer_slots.take()) {
+            None => Credit::Small,
+            Some(None) => return Ok(Credit::None),
+            Some(Some(slot)) => Credit::Large(slot),
+        };
         state.credits -= 1;
-        let gone = state.writers.leave(ticket.take()).1;
+        let gone = state.leave_writers(ticket.take()).1;
         let next = state.next_writer();
         drop(state);
         drop(gone);
         call_all(next);
-        Ok(true)
+        Ok(credit)
     }
 
     /// Returns an unused credit.
-    pub(super) fn return_credit(&self) {
+    pub(super) fn return_credit(&self, credit: Credit) {
         let mut state = self.state.lock();
+        if let Credit::Large(slot) = credit {
+            state.peer_slots.put_back(slot);
+        }
         state.credits += 1;
         let next = state.next_writer();
         drop(state);
         call_all(next);
     }
+
+    /// Returns `true` if the peer has lent slots. Asks for them if it offers some.
+    pub(super) fn has_slots(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.peer_slots.are_lent() {
+            return true;
+        }
+        if state.peer_slots.len > 0 && !state.finished && state.peer_slots.want() {
+            drop(state);
+            drop(self.control_now(kind::WANT, 0));
+        }
+        false
+    }
+}
+
+/// What a sender has taken to send a message.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Credit {
+    None,
+    Small,
+    Large(Granted),
 }

@@ -1,6 +1,6 @@
 //! Tests of the channel protocol, and of counting credits.
 
-use super::channel_state::{HELLO, MOST_CREDITS, State, header, kind};
+use super::channel_state::{Arrival, MOST_CREDITS, State, header, kind};
 use super::operation::HEADER;
 use super::testing::{LIMIT, channels, done, pair, until};
 use super::wait::Wait;
@@ -28,9 +28,15 @@ fn hello(version: u8, window: u32, size: u32) -> Vec<u8> {
     octets
 }
 
+fn hello_with_slots(len: u32) -> Vec<u8> {
+    let mut octets = hello(1, 60, 4096);
+    octets.extend(len.to_be_bytes());
+    octets
+}
+
 #[test]
 fn header_encoding() {
-    assert_eq!((HEADER, HELLO), (8, 12));
+    assert_eq!(HEADER, 8);
     assert_eq!(header(3, 2, 0x0405_0607), [3, 2, 0, 0, 4, 5, 6, 7]);
 }
 
@@ -42,6 +48,8 @@ fn hello_announces_credits_and_size() {
         (hello(1, 1, 9), Some((1, 1))),
         (hello(1, 60, 4096), Some((60, 4088))),
         (hello(1, 65_536, u32::MAX), Some((65_536, 0xffff_fff7))),
+        (hello_with_slots(1 << 24), Some((60, 4088))),
+        (hello_with_slots((1 << 24) + 1), None),
         (hello(1, 65_537, 4096), None),
         (hello(1, 0, 4096), None),
         (hello(1, 60, 8), None),
@@ -72,7 +80,7 @@ fn messages_follow_protocol() {
     let [data, finish] = [kind::DATA, kind::FINISH].map(|kind| header(kind, 0, 0));
     let credit = |number| header(kind::CREDIT, 0, number);
     let greeting = header(kind::HELLO, 1, 4);
-    let rows: [(Stand, [u8; HEADER], Option<Stand>); 17] = [
+    let rows: [(Stand, [u8; HEADER], Option<Stand>); 18] = [
         ((4, 2, 0, false), data, Some((4, 1, 1, false))),
         ((0, 1, 0, false), data, Some((0, 0, 1, false))),
         ((4, 0, 0, false), data, None),
@@ -90,7 +98,9 @@ fn messages_follow_protocol() {
         ((4, 2, 0, true), finish, Some((4, 2, 0, true))),
         ((4, 2, 0, false), greeting, None),
         ((4, 2, 0, false), header(0, 0, 0), None),
-        ((4, 2, 0, false), header(5, 0, 0), None),
+        // It wants slots, which this end has not offered.
+        ((4, 2, 0, false), header(kind::WANT, 0, 0), None),
+        ((4, 2, 0, false), header(6, 0, 0), None),
     ];
     let post = Post::new();
     for ((credits, allowed, _, peer_finished), octets, expected) in rows {
@@ -143,7 +153,7 @@ fn waiters_wake_on_credit_or_message() {
         }
         (state.credits, state.peer_finished) = (credits, peer_finished);
         for _ in 0..messages {
-            state.inbox.push_back(post.message(b"x"));
+            state.inbox.push_back(Arrival::Small(post.message(b"x")));
         }
         let woken = (state.next_writer().is_some(), state.next_reader().is_some());
         let expected = (credits > 0, messages > 0 || peer_finished);

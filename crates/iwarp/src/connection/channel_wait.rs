@@ -1,14 +1,19 @@
 //! The operations of a channel: open it, send a message, receive one.
 
-use super::channel::{Channel, Shared};
-use super::channel_state::{State, VERSION, header, kind};
-use super::operation::{Carried, Checked, Done, HEADER, Op, Operation, Payload, refused};
+use super::channel::{Channel, Credit, Handle, Shared};
+use super::channel_state::{Arrival, State, VERSION, header, kind};
+use super::large::{Granted, SLOT_LEN};
+use super::operation::{Done, HEADER, Op, Operation};
+use super::payload::{Carried, Checked, Payload, refused};
 use super::receive::Message;
+use super::region::resolve;
 use super::router::{Router, call_all};
 use super::wait::{Wait, impl_future_and_wait};
-use super::waiters::{Place, Ticket, Waiters};
+use super::waiters::{Place, Ticket};
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
+use crate::verbs::{LentBytes, MemoryRegion};
+use iwarp_rnic::Access;
 use std::ops::{Deref, RangeBounds};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -17,7 +22,7 @@ use std::task::{Poll, Waker};
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Open {
-    shared: Arc<Shared>,
+    shared: Handle,
     greeted: bool,
     ticket: Option<Ticket>,
 }
@@ -25,7 +30,7 @@ pub struct Open {
 impl_future_and_wait!(Open => Channel);
 
 impl Open {
-    pub(super) const fn new(shared: Arc<Shared>) -> Self {
+    pub(super) const fn new(shared: Handle) -> Self {
         Self {
             shared,
             greeted: false,
@@ -35,8 +40,12 @@ impl Open {
 
     fn greet(&mut self) -> Result<()> {
         let connection = &self.shared.connection;
-        let size = connection.inner.message_size.to_be_bytes();
-        let hello = connection.sending(Ok(()), Op::Send, Payload::from(&size));
+        let slot_len = match self.shared.state.lock().own_slots.offered {
+            true => SLOT_LEN,
+            false => 0,
+        };
+        let lengths = [connection.inner.message_size, slot_len].map(u32::to_be_bytes);
+        let hello = connection.sending(Ok(()), Op::Send, Payload::from(lengths.as_flattened()));
         let hello = hello.with_header(header(kind::HELLO, VERSION, self.shared.window));
         let mut hello = hello.started();
         if let Poll::Ready(Err(error)) = hello.poll_now() {
@@ -75,7 +84,7 @@ impl Wait for Open {
         if !self.greeted {
             self.greet()?;
         }
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared.clone();
         Poll::Ready(Ok(Channel { shared }))
     }
 
@@ -108,25 +117,39 @@ pub(super) struct Tickets {
     channel: Option<Ticket>,
 }
 
+impl Tickets {
+    pub(super) const fn is_waiting(&self) -> bool {
+        self.channel.is_some()
+    }
+}
+
 /// Sends a message; see [`Channel::send`]. If it is dropped, the message is either sent as a whole
 /// or not sent.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Sending<'a> {
-    shared: Arc<Shared>,
+    shared: Handle,
     operation: Operation<'a, Done>,
+    /// It needs a slot of the peer.
+    large: bool,
     tickets: Tickets,
 }
 
 impl_future_and_wait!(['a] Sending<'a> => ());
 
 impl<'a> Sending<'a> {
-    pub(super) fn new(shared: &Arc<Shared>, payload: Payload<'a, u8>, tickets: Tickets) -> Self {
+    pub(super) fn new(shared: &Handle, payload: Payload<'a, u8>, tickets: Tickets) -> Self {
+        let copied = matches!(payload.0, Carried::Copied(_));
+        let large = payload.octets() > shared.most_small(copied) as u64;
         let (checked, connection) = (shared.check(&payload), &shared.connection);
-        let operation = connection.sending(checked, Op::Send, payload);
+        let operation = connection.sending_checked(checked, Op::Send, payload);
         Self {
-            shared: Arc::clone(shared),
-            operation: operation.with_header(header(kind::DATA, 0, 0)),
+            shared: shared.clone(),
+            operation: match large {
+                true => operation,
+                false => operation.with_header(header(kind::DATA, 0, 0)),
+            },
+            large,
             tickets,
         }
     }
@@ -147,9 +170,80 @@ impl<'a> Sending<'a> {
     }
 }
 
+impl Sending<'_> {
+    /// Lets the operation write the slot. Data that this end copies are copied to the memory that
+    /// belongs to the slot: the peer returns the slot after the data have arrived.
+    fn aim(&mut self, slot: Granted) -> Result<()> {
+        let staging = match self.operation.is_copied() {
+            true => match self.shared.staging(slot.slot) {
+                Ok(staging) => Some(staging),
+                Err(error) => {
+                    self.shared.return_credit(Credit::Large(slot));
+                    return Err(error);
+                }
+            },
+            false => None,
+        };
+        let len = self.operation.octets();
+        let shared = &self.shared;
+        let staged = staging.map(|memory| (memory, len));
+        self.operation.aim(staged, |len| shared.write_to(slot, len))
+    }
+}
+
 impl Shared {
+    /// Builds the message for the program. Takes the memory of a large message back from the peer.
+    fn message(self: &Arc<Self>, arrival: Arrival) -> Result<ChannelMessage> {
+        let bytes = match arrival {
+            Arrival::Small(mut message) => {
+                message.skip(HEADER);
+                Received::Small(message)
+            }
+            Arrival::Large { slot, len, memory } => match memory.take_back(len) {
+                Ok(bytes) => Received::Large(slot, bytes),
+                Err(error) => {
+                    tracing::debug!(%error, "a slot is written after its message");
+                    self.connection.close()?;
+                    return Err(Error::Handshake(
+                        "the peer writes a slot that it has returned".into(),
+                    ));
+                }
+            },
+        };
+        Ok(ChannelMessage {
+            bytes,
+            channel: Arc::downgrade(self),
+        })
+    }
+
+    /// Returns the memory to which data for a slot of the peer are copied.
+    pub(super) fn staging(&self, slot: u8) -> Result<MemoryRegion> {
+        let mut staging = self.staging.lock();
+        let slot = usize::from(slot);
+        if staging.len() <= slot {
+            staging.resize(slot + 1, None);
+        }
+        let Some(place) = staging.get_mut(slot) else {
+            return Err(Error::OutOfMemory);
+        };
+        if let Some(memory) = place {
+            return Ok(memory.clone());
+        }
+        let len = self.state.lock().peer_slots.len;
+        let memory = self
+            .connection
+            .inner
+            .pd()
+            .reg_mr(len, Access::LOCAL_WRITE)?;
+        Ok(place.insert(memory).clone())
+    }
+
     /// Removes a waiter from the lists.
-    fn leave(&self, tickets: &Tickets, of: fn(&mut State) -> &mut Waiters) {
+    fn leave(
+        &self,
+        tickets: &Tickets,
+        leave: impl FnOnce(&mut State, Option<Ticket>) -> (Place, Option<Waker>),
+    ) {
         let router = &self.connection.inner.router;
         if router.origin.is_foreign() {
             return;
@@ -159,7 +253,7 @@ impl Shared {
             return;
         }
         let mut state = self.state.lock();
-        let (place, gone) = of(&mut state).leave(tickets.channel);
+        let (place, gone) = leave(&mut state, tickets.channel);
         let next = match place {
             Place::Woken => [state.next_writer(), state.next_reader()],
             Place::Waiting => [None, None],
@@ -171,19 +265,23 @@ impl Shared {
 
     fn check(&self, payload: &Payload<'_, u8>) -> Checked {
         let octets = payload.octets();
-        let most = self.state.lock().most;
-        let room = most as u64;
+        let state = self.state.lock();
+        let room = state.most.max(state.peer_slots.len) as u64;
         if octets > room {
             return refused(Refusal::TooLong { octets, room });
         }
-        if let Carried::Copied(copied) = &payload.0 {
-            let most = self.connection.message_size() - HEADER;
-            if copied.len() > most {
-                let octets = copied.len();
-                return refused(Refusal::TooLongToCopy { octets, most });
+        match &payload.0 {
+            Carried::Copied(copied) => {
+                let most = self.connection.message_size() - HEADER;
+                if copied.len() > most && state.peer_slots.len < copied.len() {
+                    let octets = copied.len();
+                    return refused(Refusal::TooLongToCopy { octets, most });
+                }
+                Ok(())
             }
+            Carried::Owned(_) => Ok(()),
+            Carried::Region(region) => self.connection.inner.check_own(region),
         }
-        Ok(())
     }
 }
 
@@ -193,13 +291,18 @@ impl Wait for Sending<'_> {
     fn poll_now(&mut self) -> Poll<Result<()>> {
         let ended = self.shared.pump()?;
         if !self.operation.has_begun() && !self.operation.is_refused() && !ended {
-            if !self.shared.take_credit(&mut self.tickets.channel)? {
-                return Poll::Pending;
+            self.shared.send_tail();
+            let ticket = &mut self.tickets.channel;
+            let credit = self.shared.take_credit(ticket, self.large)?;
+            match credit {
+                Credit::None => return Poll::Pending,
+                Credit::Small => {}
+                Credit::Large(slot) => self.aim(slot)?,
             }
             // With a credit it is sent even if this value is dropped.
             self.operation.detach();
             if self.operation.is_refused() {
-                self.shared.return_credit();
+                self.shared.return_credit(credit);
             }
         }
         self.operation.poll_now()
@@ -217,7 +320,13 @@ impl Wait for Sending<'_> {
         router.wait_for_message(&mut self.tickets.connection, waker);
         let waker = waker.clone();
         let mut state = self.shared.state.lock();
-        let old = state.writers.wait(&mut self.tickets.channel, waker);
+        let ticket = &mut self.tickets.channel;
+        let old = state.writers.wait(ticket, waker);
+        if let Some(ticket) =
+            ticket.filter(|ticket| self.large && !state.slot_writers.contains(ticket))
+        {
+            state.slot_writers.push(ticket);
+        }
         drop(state);
         drop(old);
     }
@@ -236,7 +345,7 @@ impl Drop for Sending<'_> {
         if self.router().origin.is_foreign() {
             return;
         }
-        self.shared.leave(&self.tickets, |state| &mut state.writers);
+        self.shared.leave(&self.tickets, State::leave_writers);
     }
 }
 
@@ -245,21 +354,31 @@ impl Drop for Sending<'_> {
 /// the peer gets a credit.
 #[derive(Debug, Clone)]
 pub struct ChannelMessage {
-    /// Without the header.
-    message: Message,
+    bytes: Received,
     channel: Weak<Shared>,
 }
 
+#[derive(Debug, Clone)]
+enum Received {
+    /// In a receive buffer, without the header.
+    Small(Message),
+    /// In a slot, whose number this is.
+    Large(u8, LentBytes),
+}
+
 impl ChannelMessage {
-    /// Returns a part of the message, which keeps the receive buffer, too.
+    /// Returns a part of the message, which keeps the memory of the whole message.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        Ok(Self {
-            message: self.message.slice(range)?,
-            channel: Weak::clone(&self.channel),
-        })
+        let (at, len) = resolve(range, self.len())?;
+        let mut part = self.clone();
+        match &mut part.bytes {
+            Received::Small(message) => message.restrict(at, len),
+            Received::Large(_, bytes) => bytes.restrict(at, len),
+        }
+        Ok(part)
     }
 }
 
@@ -267,13 +386,16 @@ impl Deref for ChannelMessage {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.message
+        match &self.bytes {
+            Received::Small(message) => message,
+            Received::Large(_, bytes) => bytes,
+        }
     }
 }
 
 #[cfg(feature = "bytes")]
 impl From<ChannelMessage> for bytes::Bytes {
-    /// Keeps the bytes in the receive buffer.
+    /// Keeps the bytes where they were received.
     fn from(message: ChannelMessage) -> Self {
         Self::from_owner(message)
     }
@@ -287,11 +409,13 @@ impl AsRef<[u8]> for ChannelMessage {
 
 impl Drop for ChannelMessage {
     fn drop(&mut self) {
-        // The receive is posted again before the peer gets the credit.
-        if self.message.give_up()
-            && let Some(shared) = self.channel.upgrade()
-        {
-            shared.owe();
+        // The receive is posted again, or the slot has no reader, before the peer gets the credit.
+        let (was_last, slot) = match &mut self.bytes {
+            Received::Small(message) => (message.give_up(), None),
+            Received::Large(slot, bytes) => (bytes.end().is_some(), Some(*slot)),
+        };
+        if was_last && let Some(shared) = self.channel.upgrade() {
+            shared.owe(slot);
         }
     }
 }
@@ -300,16 +424,16 @@ impl Drop for ChannelMessage {
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Receiving {
-    shared: Arc<Shared>,
+    shared: Handle,
     tickets: Tickets,
 }
 
 impl_future_and_wait!(Receiving => Option<ChannelMessage>);
 
 impl Receiving {
-    pub(super) fn new(shared: &Arc<Shared>, tickets: Tickets) -> Self {
+    pub(super) fn new(shared: &Handle, tickets: Tickets) -> Self {
         Self {
-            shared: Arc::clone(shared),
+            shared: shared.clone(),
             tickets,
         }
     }
@@ -336,8 +460,8 @@ impl Wait for Receiving {
         if !ended && !state.readers.may_take(self.tickets.channel) {
             return Poll::Pending;
         }
-        let mut message = match state.inbox.pop_front() {
-            Some(message) => message,
+        let arrival = match state.inbox.pop_front() {
+            Some(arrival) => arrival,
             None if state.peer_finished => return Poll::Ready(Ok(None)),
             None if ended => {
                 drop(state);
@@ -350,11 +474,7 @@ impl Wait for Receiving {
         drop(state);
         drop(gone);
         call_all(next);
-        message.skip(HEADER);
-        Poll::Ready(Ok(Some(ChannelMessage {
-            message,
-            channel: Arc::downgrade(&self.shared),
-        })))
+        Poll::Ready(self.shared.message(arrival).map(Some))
     }
 
     fn is_likely_ready(&self) -> bool {
@@ -378,6 +498,7 @@ impl Wait for Receiving {
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        self.shared.leave(&self.tickets, |state| &mut state.readers);
+        self.shared
+            .leave(&self.tickets, |state, ticket| state.readers.leave(ticket));
     }
 }

@@ -2,9 +2,8 @@
 
 use super::batch::Batch;
 use super::endpoint::Endpoint;
-use super::operation::{
-    Bound, Checked, Done, Element, Elements, Local, Op, Operation, Payload, Request, Yield, refused,
-};
+use super::operation::{Bound, Done, Element, Elements, Local, Op, Operation, Request, Yield};
+use super::payload::{Checked, Payload, refused};
 use super::receive::{Buffers, Recv};
 use super::region::{REMOTE, Region};
 use super::remote::RemoteRegion;
@@ -17,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::failure::{End, OperationError, Refusal, RequestKind};
 use crate::runtime::QueuePair;
 use crate::verbs::cm;
-use crate::verbs::{MemoryRegion, MemoryWindow, Pages};
+use crate::verbs::{MemoryRegion, MemoryWindow, Pages, ProtectionDomain};
 use bytemuck::Pod;
 use iwarp_rnic::qp::Fault;
 use iwarp_rnic::{Access, WcStatus};
@@ -69,6 +68,10 @@ impl Wake for AtEnd {
 }
 
 impl Inner {
+    pub(super) fn pd(&self) -> &ProtectionDomain {
+        self.endpoint.pd()
+    }
+
     pub(super) fn qp(&self) -> &QueuePair {
         self.cm.qp()
     }
@@ -269,6 +272,16 @@ impl Connection {
         payload: Payload<'a, T>,
     ) -> Operation<'a, Done> {
         let checked = checked.and_then(|()| payload.check(self));
+        self.sending_checked(checked, op, payload)
+    }
+
+    /// Does the same as [`sending`](Self::sending) without checking the payload.
+    pub(super) fn sending_checked<'a, T: Pod>(
+        &self,
+        checked: Checked,
+        op: Op,
+        payload: Payload<'a, T>,
+    ) -> Operation<'a, Done> {
         let octets = payload.octets();
         let request = Request::new(op, Local::of(payload), octets);
         Operation::new(self, checked, request, Done)

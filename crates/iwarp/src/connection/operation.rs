@@ -5,11 +5,13 @@
     reason = "the trait is sealed: programs name the types, but cannot call its functions"
 )]
 
+use super::farewell::Farewell;
 use super::handle::{Connection, Inner};
 use super::owned::Owned;
+use super::payload::{Carried, Checked, Payload};
 use super::region::Region;
 use super::remote::RemoteRegion;
-use super::router::{Entry, Failure, Held, Router, SlotId, Unposted};
+use super::router::{Entry, Failure, Held, NotQueued, Router, SlotId, Unposted};
 use super::wait::{Wait, block, poll};
 use super::window::Window;
 use crate::error::{Error, Result};
@@ -24,120 +26,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
-
-/// The data of a Send or Write. These types convert to it:
-///
-/// - References to slices, arrays, vectors and strings: the data is copied when the request is
-///   posted, so its length is limited to [`Options::message_size`](super::Options::message_size).
-/// - Values: vectors, boxed slices, strings, and with the feature `bytes` also `Bytes`. The
-///   operation owns the data, so it can be moved to another task. Short data is copied when the
-///   request is posted; longer data is registered and sent from where it is.
-/// - Regions, which are not copied.
-#[derive(Debug)]
-pub struct Payload<'a, T>(pub(super) Carried<'a, T>);
-
-#[derive(Debug)]
-pub(super) enum Carried<'a, T> {
-    Copied(&'a [T]),
-    Owned(Owned),
-    Region(Region<T>),
-}
-
-impl<T: Pod + Send> From<Vec<T>> for Payload<'_, T> {
-    fn from(elements: Vec<T>) -> Self {
-        Self(Carried::Owned(Owned::new(elements)))
-    }
-}
-
-impl<T: Pod + Send> From<Box<[T]>> for Payload<'_, T> {
-    fn from(elements: Box<[T]>) -> Self {
-        Self::from(elements.into_vec())
-    }
-}
-
-impl From<String> for Payload<'_, u8> {
-    fn from(text: String) -> Self {
-        Self::from(text.into_bytes())
-    }
-}
-
-#[cfg(feature = "bytes")]
-impl From<bytes::Bytes> for Payload<'_, u8> {
-    fn from(bytes: bytes::Bytes) -> Self {
-        Self(Carried::Owned(Owned::Bytes(bytes)))
-    }
-}
-
-impl<'a, T> From<&'a [T]> for Payload<'a, T> {
-    fn from(elements: &'a [T]) -> Self {
-        Self(Carried::Copied(elements))
-    }
-}
-
-impl<'a, T> From<&'a Vec<T>> for Payload<'a, T> {
-    fn from(elements: &'a Vec<T>) -> Self {
-        Self(Carried::Copied(elements))
-    }
-}
-
-impl<'a, T, const N: usize> From<&'a [T; N]> for Payload<'a, T> {
-    fn from(elements: &'a [T; N]) -> Self {
-        Self(Carried::Copied(elements))
-    }
-}
-
-impl<'a> From<&'a str> for Payload<'a, u8> {
-    fn from(text: &'a str) -> Self {
-        Self(Carried::Copied(text.as_bytes()))
-    }
-}
-
-impl<'a> From<&'a String> for Payload<'a, u8> {
-    fn from(text: &'a String) -> Self {
-        Self(Carried::Copied(text.as_bytes()))
-    }
-}
-
-impl<T> From<Region<T>> for Payload<'_, T> {
-    fn from(region: Region<T>) -> Self {
-        Self(Carried::Region(region))
-    }
-}
-
-impl<T> From<&Region<T>> for Payload<'_, T> {
-    fn from(region: &Region<T>) -> Self {
-        Self(Carried::Region(region.clone()))
-    }
-}
-
-impl<T: Pod> Payload<'_, T> {
-    #[inline]
-    pub(super) fn octets(&self) -> u64 {
-        match &self.0 {
-            Carried::Copied(elements) => size_of_val(*elements) as u64,
-            Carried::Owned(owned) => owned.octets().len() as u64,
-            Carried::Region(region) => region.octets() as u64,
-        }
-    }
-
-    #[inline]
-    pub(super) fn check(&self, connection: &Connection) -> Checked {
-        let inner = &connection.inner;
-        match &self.0 {
-            Carried::Copied(elements) => inner.check_copied(size_of_val(*elements) as u64),
-            Carried::Owned(_) => Ok(()),
-            Carried::Region(region) => inner.check_own(region),
-        }
-    }
-}
-
-/// Whether a request can be posted. Boxed, so that success costs nothing.
-pub(super) type Checked = Result<(), Box<Error>>;
-
-#[cold]
-pub(super) fn refused<T>(refusal: Refusal) -> Result<T, Box<Error>> {
-    Err(Box::new(Error::Refused(refusal)))
-}
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
@@ -253,6 +141,8 @@ pub(super) enum Local<'a> {
     Answer,
     /// The window to bind or invalidate.
     Window(MemoryWindow),
+    /// Nothing, but the connection stays until the request has completed.
+    Farewell(Arc<Inner>),
 }
 
 impl<'a> Local<'a> {
@@ -269,6 +159,7 @@ impl<'a> Local<'a> {
         match self {
             Local::Region(memory, _) => Some(Held::One(memory)),
             Local::Window(window) => Some(Held::Window(window)),
+            Local::Farewell(connection) => Some(Held::Connection(Farewell::new(connection))),
             Local::None | Local::Copied(_) | Local::Owned(_) | Local::Answer => None,
         }
     }
@@ -293,7 +184,7 @@ impl<'a> Local<'a> {
             },
             Local::Region(memory, at) => Local::Region(memory.clone(), *at),
             Local::Answer => Local::Answer,
-            Local::None | Local::Window(_) => Local::None,
+            Local::None | Local::Window(_) | Local::Farewell(_) => Local::None,
         }
     }
 }
@@ -326,6 +217,12 @@ impl<'a> Request<'a> {
         Self::new(Op::Send, Local::None, 0)
     }
 
+    /// Returns an empty Send. If its operation is dropped, the connection stays until it has
+    /// completed.
+    pub(super) const fn farewell(connection: Arc<Inner>) -> Self {
+        Self::new(Op::Send, Local::Farewell(connection), 0)
+    }
+
     /// Returns the bind of a window to `octets` bytes at `addr`.
     pub(super) const fn binding(window: MemoryWindow, addr: u64, octets: u64, to: Access) -> Self {
         Self::new(Op::Bind(addr, to), Local::Window(window), octets)
@@ -334,13 +231,6 @@ impl<'a> Request<'a> {
     /// Returns the invalidation of a window, executed in order with other requests.
     pub(super) const fn invalidating(window: MemoryWindow) -> Self {
         Self::new(Op::Invalidate, Local::Window(window), 0)
-    }
-
-    /// Adds a header before the data. Copied data may be that much shorter.
-    pub(super) const fn with_header(mut self, header: [u8; HEADER]) -> Self {
-        self.header = header;
-        self.octets += HEADER as u64;
-        self
     }
 
     #[cold]
@@ -429,8 +319,12 @@ impl<'a> Request<'a> {
         let (inline, elements);
         let mut wr = SendWr::new(id.wr_id(), op, &[]).with_flags(SendFlags::SIGNALED);
         match &self.local {
-            Local::None | Local::Window(_) if header.is_empty() => {}
-            Local::Copied(_) | Local::Owned(_) | Local::None | Local::Window(_)
+            Local::None | Local::Window(_) | Local::Farewell(_) if header.is_empty() => {}
+            Local::Copied(_)
+            | Local::Owned(_)
+            | Local::None
+            | Local::Window(_)
+            | Local::Farewell(_)
                 if self.octets <= u64::from(inner.max_inline) =>
             {
                 inline = [header, copied];
@@ -687,6 +581,43 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         self
     }
 
+    /// Returns `true` if its data is copied when it is posted.
+    pub(super) const fn is_copied(&self) -> bool {
+        matches!(self.request.local, Local::Copied(_))
+    }
+
+    /// Returns the length of its data in bytes.
+    pub(super) fn octets(&self) -> usize {
+        usize::try_from(self.request.octets).unwrap_or(usize::MAX)
+    }
+
+    /// Makes it another operation, which `op` creates from the length of the data. If there is
+    /// `staging`, copies the data to this memory, unless it is there already, and sends the given
+    /// length from there.
+    pub(super) fn aim(
+        &mut self,
+        staging: Option<(MemoryRegion, usize)>,
+        op: impl FnOnce(u32) -> Op,
+    ) -> Result<()> {
+        if let Some((memory, len)) = staging {
+            memory.write_at(0, self.request.local.copied().unwrap_or_default())?;
+            self.request.octets = len as u64;
+            self.request.local = Local::Region(memory, 0);
+        }
+        let len = u32::try_from(self.request.octets);
+        self.request.op = op(len.map_err(|_| Error::Post(PostError::MessageTooLong))?);
+        Ok(())
+    }
+
+    /// Adds it to the backlog, without posting it. It is executed even if the operation is dropped.
+    /// Call [`Router::post_queued`] soon.
+    pub(super) fn enqueue(&mut self) {
+        self.detached = true;
+        if matches!(self.stage, Stage::New) {
+            self.queue_with(Router::enqueue);
+        }
+    }
+
     /// Returns `true` if it was posted or queued, and its result has not been taken.
     pub(super) const fn is_started(&self) -> bool {
         matches!(self.stage, Stage::Started(_))
@@ -751,8 +682,15 @@ impl<'a, Y: Yield> Operation<'a, Y> {
 
     #[cold]
     fn queue(&mut self) {
+        self.queue_with(Router::queue);
+    }
+
+    fn queue_with(
+        &mut self,
+        queue: impl FnOnce(&Router, u32, Unposted) -> Result<SlotId, Box<NotQueued>>,
+    ) {
         let request = self.request.queued();
-        match self.inner.router.queue(1, request) {
+        match queue(&self.inner.router, 1, request) {
             Ok(id) => {
                 self.stage = Stage::Started(id);
                 self.begun = true;

@@ -126,7 +126,8 @@ impl Message {
         Ok(part)
     }
 
-    fn restrict(&mut self, at: usize, len: usize) {
+    /// Restricts it to `len` of its bytes, from `at` on. The caller has checked the range.
+    pub(super) fn restrict(&mut self, at: usize, len: usize) {
         if let Some(bytes) = &mut self.bytes {
             bytes.restrict(at, len);
         }

@@ -1,7 +1,8 @@
 //! Typed tokens of a peer's memory. They carry length and rights, which are checked before anything
 //! is posted.
 
-use super::operation::{Checked, Target, refused};
+use super::operation::Target;
+use super::payload::{Checked, refused};
 use super::region::{REMOTE, resolve};
 use crate::error::{Error, Result};
 use crate::failure::Refusal;

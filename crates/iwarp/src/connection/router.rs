@@ -172,6 +172,14 @@ impl Router {
     /// that were started before it. Returns its slot, or the error and the request.
     #[cold]
     pub(super) fn queue(&self, places: u32, request: Unposted) -> Result<SlotId, Box<NotQueued>> {
+        let id = self.enqueue(places, request)?;
+        self.post_queued();
+        Ok(id)
+    }
+
+    /// Does the same as [`queue`](Self::queue), but the caller must call
+    /// [`post_queued`](Self::post_queued).
+    pub(super) fn enqueue(&self, places: u32, request: Unposted) -> Result<SlotId, Box<NotQueued>> {
         let Some(id) = self.slots.take_without_places() else {
             return Err(Box::new((Error::OutOfMemory, request)));
         };
@@ -188,11 +196,14 @@ impl Router {
             request,
         });
         self.slots.crowd();
-        drop(state);
-        self.post_backlog();
-        // So that the backlog is posted even if no thread waits for anything.
-        self.watch();
         Ok(id)
+    }
+
+    /// Posts requests of the backlog now, if there are places, and later even if no thread waits
+    /// for anything.
+    pub(super) fn post_queued(&self) {
+        self.post_backlog();
+        self.watch();
     }
 
     /// Removes a request from the backlog. Returns `None` if it is not there, because it has been

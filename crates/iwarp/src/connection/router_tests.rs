@@ -4,7 +4,7 @@ use super::*;
 use crate::connection::operation::{Done, Operation};
 use crate::connection::testing::{Calls, LIMIT, done, pair, pair_with, until};
 use crate::connection::wait::{Wait, poll};
-use crate::connection::{Connection, Options};
+use crate::connection::{Connection, End, Options};
 use iwarp_rnic::Access;
 use std::time::Instant;
 
@@ -263,6 +263,56 @@ fn batch_is_not_overtaken() {
     router.withdraw(places[2]);
     done(&mut submit, &[&a]);
     for operation in [first, last] {
+        operation.wait_for(LIMIT).unwrap();
+    }
+    assert_eq!(received(&b, 5), [0, 1, 2, 3, 4]);
+}
+
+/// A new request may not overtake the last one of the backlog, which a thread has taken, but not
+/// posted yet: it waits for the queue pair.
+#[test]
+fn last_queued_request_is_not_overtaken() {
+    let (a, b) = pair_with(&Options::new().send_depth(2));
+    let router = &a.inner.router;
+    let places = take_all_places(&a);
+    let last = a.send(&[0]).started();
+    std::thread::scope(|scope| {
+        let busy = a.inner.qp().inner.state.lock();
+        scope.spawn(|| places.iter().for_each(|place| router.withdraw(*place)));
+        until("the request is taken", &[], || {
+            router.state.lock().backlog.is_empty()
+        });
+        for _ in 0..1000 {
+            assert!(matches!(router.enter(1), Entry::Full));
+            std::thread::yield_now();
+        }
+        drop(busy);
+    });
+    let Entry::Taken(id) = router.enter(1) else {
+        panic!("requests are still queued");
+    };
+    router.withdraw(id);
+    last.wait_for(LIMIT).unwrap();
+    done(&mut a.send(&[1]), &[&a]);
+    assert_eq!(received(&b, 2), [0, 1]);
+}
+
+/// A shutdown waits for requests that are not posted yet. A close fails them.
+#[test]
+fn shutdown_waits_for_backlog() {
+    let (a, b) = pair_with(&Options::new().send_depth(2));
+    let places = take_all_places(&a);
+    let operations = started(&a, 5);
+    let mut shutdown = a.shutdown();
+    for _ in 0..3 {
+        assert!(shutdown.poll_now().is_pending());
+        a.inner.router.drive();
+    }
+    let router = &a.inner.router;
+    assert!(!router.has_ended());
+    places.iter().for_each(|place| router.withdraw(*place));
+    assert_eq!(shutdown.wait_for(LIMIT).unwrap(), End::Closed);
+    for operation in operations {
         operation.wait_for(LIMIT).unwrap();
     }
     assert_eq!(received(&b, 5), [0, 1, 2, 3, 4]);

@@ -5,6 +5,7 @@
 //! which the router calls after unlocking.
 
 use super::batch::Requests;
+use super::farewell::Farewell;
 use super::handle::Inner;
 use super::operation::Request;
 use super::waiters::Waiters;
@@ -25,6 +26,7 @@ pub(super) enum Held {
     One(MemoryRegion),
     Many(Vec<MemoryRegion>),
     Window(MemoryWindow),
+    Connection(Farewell),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

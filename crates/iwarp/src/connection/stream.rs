@@ -1,11 +1,14 @@
 //! Byte streams over a channel, for programs that only need a fast pipe.
 //!
-//! Written data is copied and sent immediately, in messages of at most the length that both ends
-//! copy. Read data is copied from the receive buffers.
+//! Written data is copied. Short writes are sent at once, in small messages. Long writes are sent
+//! in large messages, which one RDMA Write places in memory that the reader has lent
+//! ([`super::large`]); while the reader has much to read, further writes are gathered
+//! ([`super::tail`]). Read data is copied from where it was received.
 
 use super::channel::Channel;
 use super::channel_wait::{ChannelMessage, Receiving, Sending, Tickets};
-use super::operation::Payload;
+use super::payload::Payload;
+use super::tail::ENOUGH;
 use super::wait::{Wait, block};
 use crate::error::{Error, Result};
 use std::io;
@@ -15,10 +18,16 @@ use std::task::{Poll, Waker};
 /// A byte stream in both directions over a [`Channel`]: implements [`std::io::Read`] and
 /// [`std::io::Write`], and with the feature `tokio` also tokio's `AsyncRead` and `AsyncWrite`.
 ///
-/// A write returns when its data is copied and posted; it waits while the peer has no room. Nothing
-/// is buffered, so `flush` does nothing. When the stream is dropped, the peer reads what was
-/// written, and then the end. Any other end of the connection is an error, so a truncated stream is
-/// never mistaken for a complete one.
+/// A write returns when its data is copied; it waits while the peer has no room. Data is sent at
+/// once, or, while the peer has at least 256 KiB to read, when the peer has read. `flush` sends it
+/// earlier, but is not necessary. When the stream is dropped, the peer reads what was written, and
+/// then the end, even if the process exits: the exit then waits as long as the peer takes data. Any
+/// other end of the connection is an error, so a truncated stream is never mistaken for a complete
+/// one.
+///
+/// An end lends its peer no memory until the peer has written more than a short message, and then
+/// up to eight pieces of at most 384 KiB, until the stream is dropped. The writer has as much
+/// memory.
 ///
 /// ```
 /// use iwarp::{Channel, Stream};
@@ -206,10 +215,35 @@ impl WriteHalf {
         self.channel.finish().wait()
     }
 
-    /// Returns as much data as fits into one message.
+    /// Sends gathered data; see [`super::tail`].
+    fn send_gathered(&self) {
+        let shared = &self.channel.shared;
+        if !shared.connection.inner.router.origin.is_foreign() {
+            shared.send_tail();
+        }
+    }
+
+    /// Gathers data if the peer has much to read; see [`super::tail`].
+    fn gather(&self, octets: &[u8]) -> Result<Option<usize>> {
+        let shared = &self.channel.shared;
+        shared.connection.inner.router.check_process()?;
+        match self.tickets.is_waiting() {
+            // This write has its place among the writers.
+            true => Ok(None),
+            false => shared.gather(octets),
+        }
+    }
+
+    /// Returns as much data as is sent in one message. Until the peer has lent slots, the messages
+    /// are small.
     fn piece<'a>(&self, octets: &'a [u8]) -> &'a [u8] {
-        let most = self.channel.most_copied().min(octets.len());
-        &octets[..most]
+        let shared = &self.channel.shared;
+        let small = shared.most_small(true);
+        let most = match octets.len() > small && shared.has_slots() {
+            true => self.channel.max_len().min(ENOUGH),
+            false => small,
+        };
+        &octets[..most.min(octets.len())]
     }
 
     /// Writes in a task.
@@ -220,6 +254,11 @@ impl WriteHalf {
     pub(super) fn poll_write(&mut self, octets: &[u8], waker: &Waker) -> Poll<Result<usize>> {
         if octets.is_empty() {
             return Poll::Ready(Ok(0));
+        }
+        match self.gather(octets) {
+            Ok(None) => {}
+            Ok(Some(written)) => return Poll::Ready(Ok(written)),
+            Err(error) => return Poll::Ready(Err(error)),
         }
         let piece = self.piece(octets);
         let tickets = std::mem::take(&mut self.tickets);
@@ -257,6 +296,9 @@ impl io::Write for WriteHalf {
         if octets.is_empty() {
             return Ok(0);
         }
+        if let Some(written) = self.gather(octets)? {
+            return Ok(written);
+        }
         let piece = self.piece(octets);
         let shared = &self.channel.shared;
         let sending = Sending::new(shared, Payload::from(piece), Tickets::default());
@@ -265,6 +307,7 @@ impl io::Write for WriteHalf {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.send_gathered();
         Ok(())
     }
 }
@@ -292,7 +335,7 @@ impl io::Write for Stream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.write.flush()
     }
 }
 
@@ -350,6 +393,7 @@ mod asynchronous {
         }
 
         fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+            self.send_gathered();
             Poll::Ready(Ok(()))
         }
 
@@ -378,8 +422,8 @@ mod asynchronous {
             AsyncWrite::poll_write(Pin::new(&mut self.get_mut().write), cx, octets)
         }
 
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
-            Poll::Ready(Ok(()))
+        fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+            Pin::new(&mut self.get_mut().write).poll_flush(cx)
         }
 
         fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {

@@ -32,6 +32,11 @@ impl Waiters {
         self.list.is_empty()
     }
 
+    /// Returns the ticket of the first waiter.
+    pub(super) fn first(&self) -> Option<Ticket> {
+        self.list.front().map(|(ticket, _)| *ticket)
+    }
+
     fn position(&self, ticket: Ticket) -> Option<usize> {
         self.list.iter().position(|(t, _)| *t == ticket)
     }

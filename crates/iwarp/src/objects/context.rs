@@ -20,7 +20,7 @@ use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
 use crate::sys::{fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
-use iwarp_rnic::memory::{RegionInfo, Stag, WindowType};
+use iwarp_rnic::memory::{Accessor, RegionInfo, Stag, WindowType};
 use iwarp_rnic::{Access, FastRegister};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
@@ -312,6 +312,36 @@ impl Context {
         let random = random_u32()?;
         let stag = self.table_with_room()?.allocate_fast(range, pd, random)?;
         Ok(stag.0)
+    }
+
+    /// Does the same as [`allocate_fast`](Self::allocate_fast) for memory that only one queue pair
+    /// and its peer may use.
+    ///
+    /// # Errors
+    /// See [`allocate_fast`](Self::allocate_fast).
+    ///
+    /// # Safety
+    /// As [`register`](Self::register).
+    pub(crate) unsafe fn allocate_fast_for(
+        &self,
+        (addr, len): (u64, u64),
+        accessor: Accessor,
+    ) -> Result<Stag> {
+        // SAFETY: guaranteed by the caller.
+        let range = unsafe { self.checked_range(addr, len, Access::LOCAL_WRITE) }?;
+        let random = random_u32()?;
+        let mut table = self.table_with_room()?;
+        Ok(table.allocate_fast_for(range, accessor, random)?)
+    }
+
+    /// Invalidates an STag immediately, without a work request. Returns `true` if nothing uses its
+    /// memory any more.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidState`] if the STag is not valid.
+    pub(crate) fn invalidate(&self, stag: Stag, accessor: Accessor) -> Result<bool> {
+        let invalidated = self.inner.memory.read().invalidate(stag, accessor, false);
+        invalidated.map_err(|_| Error::InvalidState("the STag is not valid"))
     }
 
     /// Performs a fast registration immediately, without a work request.

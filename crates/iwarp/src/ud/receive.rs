@@ -15,7 +15,7 @@ use iwarp_rnic::qp::State;
 use iwarp_rnic::receive_queue::Taken;
 use iwarp_rnic::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
 use parking_lot::MutexGuard;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -88,42 +88,9 @@ impl UdInner {
             g.drops.foreign += 1;
             return;
         };
-        g.counters.rx_bytes += (octets.len() - Batch::FRONT) as u64;
-        let header = match Header::open(crc32c_append, &octets[Batch::FRONT..]) {
-            Ok((header, _)) => header,
-            Err(Malformed::Crc) => {
-                g.drops.crc += 1;
-                g.counters.crc_errors += 1;
-                return;
-            }
-            Err(_) => {
-                g.drops.foreign += 1;
-                return;
-            }
+        let Some(header) = self.check(g, &octets[Batch::FRONT..], from, destination) else {
+            return;
         };
-        // The sender's port must match its number, so that it can receive an answer.
-        if header.destination != destination || header.source as u16 != from.port() {
-            g.drops.foreign += 1;
-            return;
-        }
-        let is_own = || header.source == self.num && self.locals.find(from.ip()).is_some();
-        if destination == MULTICAST_QP && self.deaf_to_itself.load(Ordering::Relaxed) && is_own() {
-            g.drops.own += 1;
-            return;
-        }
-        if !matches!(g.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
-            g.drops.state += 1;
-            return;
-        }
-        if header.qkey != g.qkey {
-            g.drops.qkey += 1;
-            return;
-        }
-        let from_ip = from.ip();
-        if g.seen.is_copy(from, header.source, header.sequence) {
-            g.drops.copies += 1;
-            return;
-        }
         if !self.take_receive(g, octets.len(), effects) {
             return;
         }
@@ -131,7 +98,7 @@ impl UdInner {
         let payload = octets.len() - GRH_LEN;
         let mut flags = flags_of(&header);
         if let Some(grh) = octets.first_chunk_mut() {
-            flags |= write_grh(grh, from_ip, to, route, payload);
+            flags |= write_grh(grh, from.ip(), to, route, payload);
         }
         let cqe = Cqe {
             byte_len: octets.len() as u32,
@@ -151,6 +118,48 @@ impl UdInner {
             self.complete_receive(g, cqe, effects);
             self.change_state(g, State::Error, effects);
         }
+    }
+
+    /// Returns the header of a datagram that was sent to the number `destination`. If the queue
+    /// pair does not accept the datagram, counts it as dropped, and returns `None`.
+    fn check(
+        &self,
+        g: &mut UdState,
+        datagram: &[u8],
+        from: SocketAddr,
+        destination: u32,
+    ) -> Option<Header> {
+        g.counters.rx_bytes += datagram.len() as u64;
+        let header = match Header::open(crc32c_append, datagram) {
+            Ok((header, _)) => header,
+            Err(Malformed::Crc) => {
+                g.drops.crc += 1;
+                g.counters.crc_errors += 1;
+                return None;
+            }
+            Err(_) => {
+                g.drops.foreign += 1;
+                return None;
+            }
+        };
+        let is_own = || header.source == self.num && self.locals.find(from.ip()).is_some();
+        let ignores_own = || self.deaf_to_itself.load(Ordering::Relaxed);
+        // The sender's port must match its number, so that it can receive an answer.
+        let dropped = if header.destination != destination || header.source as u16 != from.port() {
+            &mut g.drops.foreign
+        } else if destination == MULTICAST_QP && ignores_own() && is_own() {
+            &mut g.drops.own
+        } else if !matches!(g.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
+            &mut g.drops.state
+        } else if header.qkey != g.qkey {
+            &mut g.drops.qkey
+        } else if g.seen.is_copy(from, header.source, header.sequence) {
+            &mut g.drops.copies
+        } else {
+            return Some(header);
+        };
+        *dropped += 1;
+        None
     }
 
     /// Takes a receive that can hold `len` octets. If there is none, counts the datagram as dropped

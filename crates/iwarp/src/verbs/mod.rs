@@ -69,12 +69,14 @@
 //! ```
 
 pub mod cm;
+mod lent;
 mod mr;
 mod mw;
 mod pages;
 mod pd;
 mod qp;
 
+pub(crate) use lent::{LentBytes, LentMemory};
 pub use mr::{MemoryRegion, RemoteMemory};
 pub use mw::MemoryWindow;
 pub(crate) use pages::{Elements, Pages};

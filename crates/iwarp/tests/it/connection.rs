@@ -1,30 +1,14 @@
 //! Tests of `iwarp::Connection`: each kind of request, blocking and as a future; lengths and
 //! rights; errors.
 
+use crate::common::calls::{LIMIT, pair, pair_with};
 use iwarp::connection::{Refusal, RequestKind};
 use iwarp::runtime::WcStatus;
-use iwarp::{Access, Blame, Connection, End, Endpoint, Error, Options, RemoteRegion};
+use iwarp::{Access, Blame, End, Endpoint, Error, Options, RemoteRegion};
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Connects two ends with these options. Returns the connecting end and the accepting end.
-fn pair_with(options: &Options) -> (Connection, Connection) {
-    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
-    let to = listener.local_addr();
-    std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
-        let connected = options.clone().connect(to).wait().unwrap();
-        (connected, accepted.join().unwrap())
-    })
-}
-
-fn pair() -> (Connection, Connection) {
-    pair_with(&Options::new())
-}
 
 /// Runs a future on one thread, with a time limit that expires only if a wake-up is lost.
 fn run<F: Future>(future: F) -> F::Output {

@@ -20,6 +20,7 @@ mod faults_stream;
 mod faults_wire;
 mod guess;
 mod hardware;
+mod large_messages;
 mod lossy;
 mod numbered;
 mod on_demand;

@@ -393,6 +393,38 @@ fn window_invalidation_needs_queue_pair() {
     }
 }
 
+#[test]
+fn region_may_belong_to_one_queue_pair() {
+    for remote in [true, false] {
+        let mut rig = Rig::new();
+        let (range, random, own) = (rig.range(64), rig.random(), rig.qp.accessor());
+        let stag = rig.table.allocate_fast_for(range, own, random).unwrap();
+        let wr = FastRegister {
+            new_stag: stag,
+            offset: 0,
+            len: 64,
+            iova: BASE,
+            access: ALL,
+            pages: None,
+        };
+        rig.table.fast_register(&wr, PD).unwrap();
+        let other = Accessor {
+            qp: own.qp + 1,
+            ..own
+        };
+        let write = |rig: &Rig, accessor| {
+            let range = (stag, BASE, 64);
+            rig.table.permits(range, Access::REMOTE_WRITE, accessor)
+        };
+        assert_eq!(write(&rig, other), Err(AccessError::NotAssociated));
+        assert_eq!(write(&rig, own), Ok(()));
+        let refused = rig.table.invalidate(stag, other, remote);
+        assert_eq!(refused, Err(AccessError::NotAssociated));
+        assert_eq!(rig.table.invalidate(stag, own, remote), Ok(true));
+        assert_eq!(write(&rig, own), Err(AccessError::InvalidStag));
+    }
+}
+
 /// Returns a null region and its two ranges of 64 bytes, for reads and for writes. In these tests,
 /// both ranges contain a pattern.
 fn null_region(rig: &mut Rig) -> (Stag, [Mr; 2]) {
