@@ -16,6 +16,7 @@ mod scale;
 mod served;
 mod spin;
 mod stats;
+mod streams;
 mod tcp;
 
 use anyhow::Result;
@@ -66,6 +67,8 @@ enum Command {
     /// RDMA Writes of many peers to a waiting process, depending on the number of its progress
     /// threads
     Crowd(crowd::CrowdArgs),
+    /// Streams, channels and replicated logs, and tokio's TCP, alternating
+    Streams(streams::StreamsArgs),
     /// Print facts about this machine
     Host,
 }
@@ -138,6 +141,8 @@ fn main() -> Result<()> {
         Command::Served(a) => served::measure(a)?,
         Command::Crowd(a) if is_peer => crowd::target(a)?,
         Command::Crowd(a) => crowd::measure(a)?,
+        Command::Streams(a) if is_peer => streams::peer(a)?,
+        Command::Streams(a) => streams::measure(a)?,
         Command::Host => host::facts(),
     };
     println!("{result}");

@@ -15,7 +15,7 @@ use std::process::Command;
 use crate::context::Context;
 use crate::layout::{self, Built};
 use crate::process::run;
-use crate::release;
+use crate::release_builds;
 
 /// The last octets of a bundle, by which `iwarp run` recognises it.
 const MAGIC: &[u8; 8] = b"iwarplib";
@@ -25,7 +25,7 @@ const MAGIC: &[u8; 8] = b"iwarplib";
 /// # Errors
 /// When the build fails.
 pub fn build(context: &Context) -> Result<Built> {
-    run(&mut release::installation(context))?;
+    run(&mut release_builds::installation(context))?;
     let dir = context.target.join("release");
     // Cargo cannot build this library, so it is part of the command (crates/iwarp-audit/build.rs).
     let audit = dir.join(iwarp_audit::FILE_NAME);

@@ -15,5 +15,5 @@ pub mod layout;
 pub mod outcome;
 pub mod packages;
 pub mod process;
-pub mod release;
+pub mod release_builds;
 pub mod watch;

@@ -9,7 +9,7 @@ use xtask::kernel;
 use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program, tests_passed};
-use xtask::release;
+use xtask::release_builds;
 
 use crate::{
     compliance, deb, fuzz, licences, miri, mutants, no_std, package, spelling, targets, tidy,
@@ -344,9 +344,9 @@ fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 /// Builds what later steps run, by the same commands, while tests of the main lane wait.
 fn programs(context: &Context, log: &mut Log) -> Result<Outcome> {
-    log.run(&mut release::installation(context))?;
-    log.run(&mut release::instructions(context))?;
-    log.run(&mut release::simulator(context))?;
+    log.run(&mut release_builds::installation(context))?;
+    log.run(&mut release_builds::instructions(context))?;
+    log.run(&mut release_builds::simulator(context))?;
     // The step `unit` locks the folder of this profile only while it compiles.
     for package in [CONFORMANCE, BENCH] {
         log.run(cargo(&context.root).args(["build", "--package", package]))?;

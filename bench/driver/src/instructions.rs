@@ -20,7 +20,7 @@ use callgrind::Counts;
 use xtask::context::{Context, find_program};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
-use xtask::release::{self, INSTRUCTIONS};
+use xtask::release_builds::{self, INSTRUCTIONS};
 
 const RECORD: &str = "bench/instructions.toml";
 /// The function of the program in which callgrind counts.
@@ -141,7 +141,7 @@ fn compiler(context: &Context) -> Result<String> {
 }
 
 fn count(context: &Context, log: &mut Log) -> Result<(Vec<Case>, BTreeMap<String, Cost>)> {
-    log.run(&mut release::instructions(context))?;
+    log.run(&mut release_builds::instructions(context))?;
     let program = context.target.join("release").join(INSTRUCTIONS);
     let cases = cases(&log.run_and_read(Command::new(&program).arg("--list"))?)?;
     let dir = context.target.join("instructions");

@@ -73,6 +73,7 @@ mod ucp;
 mod ucx;
 mod wheels;
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
@@ -241,10 +242,14 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
 }
 
 /// Returns the numbers of all runs in the order in which they start. Cases that busy-poll come
-/// last, because each of them waits until no other case runs.
+/// last, because each of them waits until no other case runs. The others begin with those that may
+/// take long, so that the last one does not run alone.
 fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
-    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.busy_polls));
+    runs.sort_by_key(|run| {
+        let case = cases.get(run / repeat)?;
+        Some((case.busy_polls, Reverse(case.limit)))
+    });
     runs
 }
 
@@ -338,6 +343,14 @@ mod tests {
 
     use super::*;
     use crate::needs::Need;
+
+    #[test]
+    fn slow_cases_start_first() {
+        let case = |limit| Case::named("x", |_: &Stage| bail!("not run")).limit(limit);
+        let cases = [case(60).busy_polls(), case(60), case(240), case(60)];
+        assert_eq!(order(&cases, 1), [2, 1, 3, 0]);
+        assert_eq!(order(&cases, 2), [4, 5, 2, 3, 6, 7, 0, 1]);
+    }
 
     #[test]
     fn names_unique_and_packages_known() {

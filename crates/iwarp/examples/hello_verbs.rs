@@ -2,28 +2,33 @@
 //! with another one.
 //!
 //! ```sh
-//! cargo run --example hello_verbs                            # both ends in this process
-//! cargo run --example hello_verbs serve 192.0.2.7:7171       # on one host, then on another:
-//! cargo run --example hello_verbs connect 192.0.2.7:7171
+//! cargo run -p iwarp --example hello_verbs                        # both ends in this process, or:
+//! cargo run -p iwarp --example hello_verbs serve 127.0.0.1:7171   # in one terminal, and
+//! cargo run -p iwarp --example hello_verbs connect 127.0.0.1:7171 # in another one
+//! ```
+//!
+//! The client prints:
+//!
+//! ```text
+//! the server answered: you said 'hello over RDMA'
 //! ```
 //!
 //! Receives are posted before the connection is made, because each incoming message needs a posted
 //! receive. The program learns of every sent and received message by a completion.
 
-use iwarp::verbs::cm::{Connector, ListeningId};
+use anyhow::{Result, ensure};
+use iwarp::verbs::cm::{ConnectionRequest, Connector, ListeningId};
 use iwarp::verbs::{
     Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    QpInitAttr, QueuePair, RecvWr, Result, SendWr, WcStatus,
+    QpInitAttr, QueuePair, RecvWr, SendWr, WcStatus,
 };
 use std::net::SocketAddr;
-use std::time::Duration;
 
 /// Octets of the longest line.
 const LONGEST: usize = 256;
 
 /// The objects of one end, except for its queue pair.
 struct End {
-    ctx: Context,
     cq: CompletionQueue,
     inbox: MemoryRegion,
 }
@@ -40,8 +45,7 @@ impl End {
             sges: &[inbox.sge(..)?],
         };
         qp.post_recv(&[receive])?;
-        let ctx = ctx.clone();
-        Ok((Self { ctx, cq, inbox }, qp))
+        Ok((Self { cq, inbox }, qp))
     }
 
     /// Posts a Send of a line. Inline data is copied when posted, so the line may be dropped.
@@ -53,9 +57,9 @@ impl End {
     fn hear(&self) -> Result<String> {
         loop {
             let mut done = [Cqe::default()];
-            self.cq.wait(&mut done, Some(Duration::from_secs(30)))?;
+            self.cq.wait(&mut done, None)?;
             let [done] = done;
-            assert_eq!(done.status, WcStatus::Success, "{done:?}");
+            ensure!(done.status == WcStatus::Success, "{:?}", done.status);
             if done.wr_id == 1 {
                 let octets = self.inbox.to_vec(..done.byte_len as usize)?;
                 return Ok(String::from_utf8_lossy(&octets).into_owned());
@@ -64,49 +68,51 @@ impl End {
     }
 }
 
-fn serve(listener: &ListeningId, ctx: &Context) -> Result<()> {
-    let request = listener.accept(None)?;
+fn answer(ctx: &Context, request: ConnectionRequest) -> Result<()> {
     let (end, qp) = End::new(ctx)?;
     let connection = request.accept(qp, &Default::default())?;
-    let line = end.hear()?;
-    println!("server heard: {line}");
-    end.say(&connection, &format!("you said '{line}'"))?;
+    end.say(&connection, &format!("you said '{}'", end.hear()?))?;
     // The client closes when it has heard the answer.
-    connection.wait_disconnected(Some(Duration::from_secs(30)))
+    Ok(connection.wait_disconnected(None)?)
 }
 
-fn connect(to: SocketAddr) -> Result<()> {
+fn serve((ctx, listener): &(Context, ListeningId)) -> Result<()> {
+    println!("listening on {}", listener.local_addr());
+    loop {
+        if let Err(error) = answer(ctx, listener.accept(None)?) {
+            eprintln!("a client failed: {error}");
+        }
+    }
+}
+
+fn connect(to: &str) -> Result<()> {
+    let to = to.parse()?;
     let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
     let (end, qp) = End::new(&ctx)?;
-    let connection = Connector::new(&end.ctx).connect(to, qp)?;
+    let connection = Connector::new(&ctx).connect(to, qp)?;
     end.say(&connection, "hello over RDMA")?;
-    println!("client heard: {}", end.hear()?);
+    println!("the server answered: {}", end.hear()?);
     Ok(())
 }
 
-fn listen(at: SocketAddr) -> Result<(Context, ListeningId)> {
+fn listen(at: &str) -> Result<(Context, ListeningId)> {
+    let at: SocketAddr = at.parse()?;
     let ctx = Context::open(&Device::by_address(at.ip())?, Config::from_env())?;
     let listener = ListeningId::bind(&ctx, at)?;
-    println!("listening on {}", listener.local_addr());
     Ok((ctx, listener))
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => {
-            let (ctx, listener) = listen("127.0.0.1:0".parse()?)?;
-            let to = listener.local_addr();
-            let server = std::thread::spawn(move || serve(&listener, &ctx));
-            connect(to)?;
-            server.join().expect("the server does not panic")?;
+            let listening = listen("127.0.0.1:0")?;
+            let to = listening.1.local_addr().to_string();
+            std::thread::spawn(move || serve(&listening));
+            connect(&to)
         }
-        ["serve", at] => {
-            let (ctx, listener) = listen(at.parse()?)?;
-            serve(&listener, &ctx)?;
-        }
-        ["connect", to] => connect(to.parse()?)?,
-        _ => return Err("usage: hello_verbs [serve ADDR:PORT | connect ADDR:PORT]".into()),
+        ["serve", at] => serve(&listen(at)?),
+        ["connect", to] => connect(to),
+        _ => anyhow::bail!("usage: hello_verbs [serve ADDR:PORT | connect ADDR:PORT]"),
     }
-    Ok(())
 }

@@ -1,111 +1,120 @@
-//! A key-value store whose clients look up keys by RDMA Reads only. The server's program takes no
-//! part in the look-ups.
+//! A key-value cache whose clients look up keys by RDMA Reads only. The server's program takes no
+//! part in the look-ups. It changes one value all the time.
 //!
 //! ```sh
-//! cargo run --example kv        # server and client in this process
+//! cargo run -p iwarp --example kv                           # both ends in this process, or:
+//! cargo run -p iwarp --example kv serve 127.0.0.1:7171      # in one terminal, and
+//! cargo run -p iwarp --example kv connect 127.0.0.1:7171    # in another one
 //! ```
 //!
-//! The table is shared memory: buckets of 16 words, found by a hash of the key and open addressing.
-//! A bucket begins and ends with a version number. If the two differ, or are odd, the reader saw a
-//! bucket that was being changed, and reads it again. The client gets the token of the table from
-//! the private data of the connection.
+//! The client prints:
+//!
+//! ```text
+//! colour = Some("blue"), size = None
+//! 200 reads of a changing value
+//! ```
+//!
+//! A bucket of the table has one key. It begins and ends with a version, and both are odd while it
+//! changes. A reader that sees an odd version, or two different ones, reads the bucket again.
 
+use anyhow::{Result, ensure};
 use iwarp::bytemuck::{cast_slice, cast_slice_mut};
-use iwarp::{Access, Connection, Endpoint, Error, Region, RemoteRegion, Result};
-use std::time::Duration;
+use iwarp::{Access, Connection, Endpoint, Listener, Region, RemoteRegion};
+use std::net::SocketAddr;
+use std::sync::atomic::{Ordering, fence};
 
 const BUCKETS: usize = 1024;
 /// Words of a bucket: version, 4 for the key, 10 for the value, version.
 const WORDS: usize = 16;
 const VALUE: usize = 5;
 
-fn bucket(key: &str, step: usize) -> usize {
-    // FNV-1a, because both ends must compute the same hash, also on different machines.
-    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
-    });
-    (hash as usize).wrapping_add(step) % BUCKETS
+/// Returns the bucket of a key, in words. FNV-1a, because both ends must compute the same hash.
+fn bucket(key: &str) -> usize {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    key.bytes().fold(0xcbf2_9ce4_8422_2325, step) as usize % BUCKETS * WORDS
 }
 
 /// Returns text in words, padded with zeros.
 fn words<const N: usize>(text: &str) -> Result<[u64; N]> {
     let mut out = [0; N];
-    if text.is_empty() || text.len() > size_of_val(&out) {
-        return Err(Error::InvalidArgument("1 to 32 and 1 to 80 octets"));
-    }
+    ensure!(text.len() <= size_of_val(&out), "'{text}' is too long");
     cast_slice_mut(&mut out)[..text.len()].copy_from_slice(text.as_bytes());
     Ok(out)
 }
 
-fn text(words: &[u64]) -> String {
-    let text = String::from_utf8_lossy(cast_slice(words));
-    text.trim_end_matches('\0').into()
-}
-
 fn put(table: &Region<u64>, key: &str, value: &str) -> Result<()> {
     let (k, v) = (words::<4>(key)?, words::<10>(value)?);
-    for step in 0..BUCKETS {
-        let at = bucket(key, step) * WORDS;
-        let there = table.slice(at + 1..at + VALUE)?.to_vec()?;
-        if there != [0; 4] && there != k {
-            continue;
-        }
-        // The first version is odd while the bucket changes.
-        let version = table.load(at)?;
-        table.store(at, version + 1)?;
-        table.write_at(at + 1, &k)?;
-        table.write_at(at + VALUE, &v)?;
-        table.store(at + WORDS - 1, version + 2)?;
-        return table.store(at, version + 2);
-    }
-    Err(Error::OutOfMemory)
+    let (first, last) = (bucket(key), bucket(key) + WORDS - 1);
+    let version = table.load(first)?;
+    table.store(first, version + 1)?;
+    table.store(last, version + 1)?;
+    fence(Ordering::Release); // the odd versions are visible before the bucket changes
+    table.write_at(first + 1, &k)?;
+    table.write_at(first + VALUE, &v)?;
+    table.store(last, version + 2)?;
+    Ok(table.store(first, version + 2)?)
 }
 
 fn get(connection: &Connection, table: &RemoteRegion<u64>, key: &str) -> Result<Option<String>> {
-    let k = words::<4>(key)?;
-    for step in 0..BUCKETS {
-        let at = bucket(key, step) * WORDS;
-        let mut there = vec![1_u64; WORDS];
-        while there[0] != there[WORDS - 1] || !there[0].is_multiple_of(2) {
-            there = connection.read(&table.slice(at..at + WORDS)?).wait()?;
-        }
-        if there[1] == 0 {
-            break;
-        } else if there[1..VALUE] == k {
-            return Ok(Some(text(&there[VALUE..WORDS - 1])));
+    let (first, k) = (bucket(key), words::<4>(key)?);
+    let bucket = table.slice(first..first + WORDS)?;
+    loop {
+        let there = connection.read(&bucket).wait()?;
+        if there[0] == there[WORDS - 1] && there[0].is_multiple_of(2) {
+            let value = String::from_utf8_lossy(cast_slice(&there[VALUE..WORDS - 1]));
+            return Ok((there[1..VALUE] == k).then(|| value.trim_end_matches('\0').into()));
         }
     }
-    Ok(None)
 }
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let endpoint = Endpoint::local([127, 0, 0, 1].into())?;
+fn listen(at: &str) -> Result<Listener> {
+    let at: SocketAddr = at.parse()?;
+    let endpoint = Endpoint::local(at.ip())?;
     let table = endpoint.share::<u64>(BUCKETS * WORDS, Access::REMOTE_READ)?;
     put(&table, "colour", "blue")?;
-    let listen = endpoint.listen("127.0.0.1:0");
-    let listener = listen.private_data(table.remote().to_bytes()).bind()?;
-    let address = listener.local_addr();
-    let server = std::thread::spawn(move || -> Result<()> {
-        let client = listener.accept().wait()?;
-        // While the client is connected, one value changes again and again.
-        let mut round = 0;
-        while let Err(Error::TimedOut(_)) = client.closed().wait_for(Duration::from_millis(1)) {
-            round += 1;
+    let token = table.remote().to_bytes();
+    let listener = endpoint.listen(at).private_data(token).bind()?;
+    std::thread::spawn(move || -> Result<()> {
+        for round in 1_u64.. {
+            std::thread::sleep(std::time::Duration::from_micros(100));
             put(&table, "round", &round.to_string())?;
         }
         Ok(())
     });
-    let client = iwarp::connect(address).wait()?;
-    let there = RemoteRegion::from_bytes(client.private_data())?;
-    println!("colour = {:?}", get(&client, &there, "colour")?);
-    println!("size = {:?}", get(&client, &there, "size")?);
-    let mut last = 0_u64;
-    for _ in 0..200 {
-        let now = get(&client, &there, "round")?.map_or(Ok(0), |v| v.parse())?;
-        assert!(now >= last, "{now} after {last}");
-        last = now;
+    Ok(listener)
+}
+
+fn serve(listener: &Listener) -> Result<()> {
+    println!("listening on {}", listener.local_addr());
+    loop {
+        let client = listener.accept().wait()?;
+        std::thread::spawn(move || client.closed().wait());
     }
-    println!("200 reads of a changing value, the last was {last}");
-    drop(client);
-    Ok(server.join().expect("the server does not panic")?)
+}
+
+fn connect(to: &str) -> Result<()> {
+    let client = iwarp::connect(to).wait()?;
+    let table = RemoteRegion::from_bytes(client.private_data())?;
+    let get = |key| get(&client, &table, key);
+    println!("colour = {:?}, size = {:?}", get("colour")?, get("size")?);
+    let round = |_| anyhow::Ok(get("round")?.map_or(Ok(0), |round| round.parse())?);
+    let rounds: Vec<u64> = (0..200).map(round).collect::<Result<_>>()?;
+    ensure!(rounds.is_sorted(), "a value was older than the one before");
+    println!("200 reads of a changing value");
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {
+            let listener = listen("127.0.0.1:0")?;
+            let to = listener.local_addr().to_string();
+            std::thread::spawn(move || serve(&listener));
+            connect(&to)
+        }
+        ["serve", at] => serve(&listen(at)?),
+        ["connect", to] => connect(to),
+        _ => anyhow::bail!("usage: kv [serve ADDR:PORT | connect ADDR:PORT]"),
+    }
 }

@@ -1,6 +1,6 @@
 //! Errors of the public API, with the errno that the C libraries report for each.
 
-use crate::failure::{End, OperationError, Refusal};
+use crate::failure::{End, MapError, OperationError, Refusal};
 use crate::sys::connect::NetError;
 use iwarp_rnic::cq::CqSizeError;
 use iwarp_rnic::memory::MemoryError;
@@ -57,6 +57,8 @@ pub enum Error {
     CompletionQueueOverflow,
     /// Nothing is ready, and the call does not block (EAGAIN).
     WouldBlock,
+    /// Memory of a file or of huge pages cannot be mapped, or cannot be accessed any more.
+    Map(MapError),
     /// An error of the operating system.
     Io(Arc<io::Error>),
 }
@@ -83,6 +85,11 @@ impl Error {
             Self::Closed => libc::ENOTCONN,
             Self::CompletionQueueOverflow => libc::EOVERFLOW,
             Self::WouldBlock => libc::EAGAIN,
+            Self::Map(MapError::NoHugePages { .. }) => libc::ENOMEM,
+            Self::Map(MapError::NoPage) => libc::EFAULT,
+            Self::Map(MapError::NotOpened { .. } | MapError::ReadOnly) => libc::EACCES,
+            Self::Map(MapError::NoSuchHugePage { .. } | MapError::Unguarded) => libc::EOPNOTSUPP,
+            Self::Map(_) => libc::EINVAL,
             Self::Io(e) => e.raw_os_error().unwrap_or(libc::EIO),
         }
     }
@@ -124,6 +131,7 @@ impl fmt::Display for Error {
                 f.write_str("completion queue overflow: poll faster or create it larger")
             }
             Self::WouldBlock => f.write_str("nothing is ready"),
+            Self::Map(e) => e.fmt(f),
             Self::Io(e) => e.fmt(f),
         }
     }
@@ -136,6 +144,7 @@ impl std::error::Error for Error {
             Self::Refused(e) => Some(e),
             Self::Operation(e) => Some(e),
             Self::Memory(e) => Some(e),
+            Self::Map(e) => Some(e),
             Self::Io(e) => Some(&**e),
             _ => None,
         }

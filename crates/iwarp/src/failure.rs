@@ -102,6 +102,19 @@ pub enum Refusal {
     Post(PostError),
     /// The connection was created by the parent of this forked process.
     Forked,
+    /// The memory would be written while a [`View`](crate::connection::View) of it exists.
+    Viewed,
+    /// A request, or a window, may write the memory, so it cannot be viewed.
+    BeingWritten,
+    /// The memory can never be viewed: peers or other processes may write it at any time.
+    NeverViewed,
+    /// The bytes are not a whole number of aligned elements.
+    NotElements {
+        /// Length of the bytes.
+        octets: usize,
+        /// Size of an element in bytes.
+        element: usize,
+    },
 }
 
 impl fmt::Display for Refusal {
@@ -143,6 +156,19 @@ impl fmt::Display for Refusal {
             Self::Forked => f.write_str(
                 "the connection belongs to the parent of this process: connect after the fork",
             ),
+            Self::Viewed => f.write_str("the memory is being viewed: drop its views first"),
+            Self::BeingWritten => {
+                f.write_str("requests or windows may write the memory: await and drop those first")
+            }
+            Self::NeverViewed => f.write_str(
+                "peers or other processes may write the memory at any time: copy the elements, \
+                 or grant rights by a window",
+            ),
+            Self::NotElements { octets, element } => write!(
+                f,
+                "{octets} octets are not a whole number of aligned elements of {element}: \
+                 copy them, or use an element without alignment"
+            ),
         }
     }
 }
@@ -155,6 +181,91 @@ impl std::error::Error for Refusal {
         }
     }
 }
+
+/// Why memory could not be mapped, or cannot be accessed any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The range is not inside the file.
+    OutsideFile {
+        /// Offset of the byte after the range.
+        end: u64,
+        /// Length of the file in bytes.
+        len: u64,
+    },
+    /// The range of the file is not a whole number of elements.
+    PartialElement {
+        /// Length of the range in bytes.
+        octets: u64,
+        /// Size of an element in bytes.
+        element: usize,
+    },
+    /// The file is not open for reading, or is to be writable and not open for writing, too.
+    NotOpened {
+        /// The mapping was to be writable.
+        writable: bool,
+    },
+    /// The region is mapped read-only.
+    ReadOnly,
+    /// A page of the file does not exist any more.
+    NoPage,
+    /// The device does not catch faults, so a truncated file would end the process.
+    Unguarded,
+    /// Not enough huge pages are reserved, or a control group limits them.
+    NoHugePages {
+        /// Number of pages that the region needs.
+        pages: usize,
+        /// Size of a page in bytes.
+        size: usize,
+    },
+    /// The kernel or the processor has no huge pages of this size.
+    NoSuchHugePage {
+        /// Size of a page in bytes.
+        size: usize,
+    },
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutsideFile { end, len } => write!(
+                f,
+                "the range ends at octet {end}, and the file has {len}: \
+                 extend the file first, or map less"
+            ),
+            Self::PartialElement { octets, element } => write!(
+                f,
+                "{octets} octets are not a whole number of elements of {element}: \
+                 map a shorter range"
+            ),
+            Self::NotOpened { writable: false } => f.write_str("open the file for reading"),
+            Self::NotOpened { writable: true } => {
+                f.write_str("open the file for reading and writing, or map it read-only")
+            }
+            Self::ReadOnly => f.write_str("the region is mapped read-only: use `map_file_mut`"),
+            Self::NoPage => f.write_str(
+                "the mapped file was truncated, or its storage is full or has failed: map it again",
+            ),
+            Self::Unguarded => f.write_str(
+                "files are mapped only if faults are caught: set `IWARP_MEMORY_GUARD=on`, \
+                 on x86-64 or ARM64",
+            ),
+            Self::NoHugePages { pages, size } => write!(
+                f,
+                "too few free huge pages of {size} octets, {pages} are needed: as root, add them \
+                 to /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages, \
+                 or use `HugePages::Transparent`",
+                size >> 10
+            ),
+            Self::NoSuchHugePage { size } => write!(
+                f,
+                "no huge pages of {size} octets here: /sys/kernel/mm/hugepages lists the sizes"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for MapError {}
 
 /// How a connection ended; see [`Connection::closed`](crate::Connection::closed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -269,7 +380,7 @@ impl OperationError {
     pub const fn advice(&self) -> &'static str {
         match (self.status, self.blame()) {
             (WcStatus::LocalProtection | WcStatus::LocalAccess, _) => {
-                "keep the region until the request has completed"
+                "keep the region until the request has completed, and do not truncate mapped files"
             }
             (WcStatus::LocalLength, _) => {
                 "the receive is shorter than the message: set a larger `message_size` at this end"

@@ -1,34 +1,55 @@
-//! RDMA over plain TCP, in user space: a software RNIC that speaks iWARP (RFC 5040, 5041, 5044,
-//! 6581, 7306).
+//! RDMA over plain TCP, in user space: messages, and access to a peer's memory, without special
+//! hardware.
 //!
-//! Programs get RDMA verbs without RDMA hardware, root or a kernel module. The peer may be another
-//! program that uses this crate, any C program on the project's `libibverbs`, or the Linux kernel's
-//! `siw`.
+//! The crate is a *software RNIC*: threads of your program do the work of an RDMA network card. It
+//! needs only Linux and TCP sockets: no root, no kernel module, no `unsafe`.
 //!
-//! # A complete program
+//! **Use it** for caches, logs and queues in the memory of several machines, for many small
+//! messages, and to write or test RDMA programs without RDMA hardware. **Do not use it** if you
+//! need encryption, or the latency of RDMA hardware.
 //!
-//! The server shares a table; the client writes to it without the server's program taking part.
+//! # Connect and serve
 //!
 //! ```
 //! use iwarp::{Access, Endpoint, RemoteRegion};
-//!
-//! # fn main() -> iwarp::Result<()> {
-//! let endpoint = Endpoint::local([127, 0, 0, 1].into())?;
-//! let table = endpoint.share::<u64>(512, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
-//! let listener = endpoint.listen("127.0.0.1:0").private_data(table.remote().to_bytes()).bind()?;
-//! let address = listener.local_addr();
-//! let server = std::thread::spawn(move || listener.accept().wait()?.closed().wait());
-//!
-//! let connection = iwarp::connect(address).wait()?;
-//! let there = RemoteRegion::<u64>::from_bytes(connection.private_data())?;
-//! connection.write(&[1, 2, 3], &there).wait()?;
-//! assert_eq!(connection.get(&there.at(2)?).wait()?, 3);
-//! drop(connection); // disconnects gracefully
-//! server.join().unwrap()?;
-//! assert_eq!(table.get(1)?, 2);
-//! # Ok(())
-//! # }
+//! fn main() -> iwarp::Result<()> {
+//!     let endpoint = Endpoint::local([127, 0, 0, 1].into())?;
+//!     let table = endpoint.share::<u64>(4, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+//!     let token = table.remote().to_bytes();
+//!     let listener = endpoint.listen("127.0.0.1:0").private_data(token).bind()?;
+//!     let address = listener.local_addr();
+//!     let server = std::thread::spawn(move || {
+//!         let connection = listener.accept().wait()?; // in a task: `.await`, not `.wait()`
+//!         connection.recv().wait()?; // a message
+//!         table.to_vec()
+//!     });
+//!     let connection = iwarp::connect(address).wait()?;
+//!     let there = RemoteRegion::<u64>::from_bytes(connection.private_data())?;
+//!     connection.write(&[1, 2, 3], &there).wait()?; // the server's program takes no part
+//!     assert_eq!(connection.get(&there.at(2)?).wait()?, 3);
+//!     connection.send("done").wait()?;
+//!     assert_eq!(server.join().unwrap()?, [1, 2, 3, 0]);
+//!     Ok(())
+//! }
 //! ```
+//!
+//! The protocol is iWARP (RFC 5040, 5041, 5044, 6581, 7306). So the peer may also be a C program on
+//! the project's `libibverbs`, or the Linux kernel's `siw`.
+//!
+//! # Guides
+//!
+//! | Guide | Question |
+//! | --- | --- |
+//! | [From TCP to one-sided operations](guide::one_sided) | How does a TCP program become one that reads and writes a peer's memory? |
+//! | [Message patterns](guide::messages) | Messages, a [`Channel`] or a [`Stream`]? How do hyper and tonic use it? |
+//! | [Memory and ownership](guide::memory) | What is copied, who owns it, and what may a peer do to it? |
+//! | [Errors and how connections end](guide::errors) | What failed, what should the program do, and is the connection still usable? |
+//! | [Testing with faults](guide::faults) | How does the program behave when a connection fails? |
+//!
+//! The [examples](https://github.com/iwarp-rs/iwarp/tree/main/crates/iwarp/examples) are larger
+//! programs that run in two terminals: remote procedure calls, a key-value cache, a replicated log,
+//! a work queue, a file transfer, and
+//! [HTTP/2](https://github.com/iwarp-rs/iwarp/tree/main/crates/iwarp-http/examples).
 //!
 //! # Three layers
 //!
@@ -42,51 +63,35 @@
 //! - Module [`runtime`]: the same objects without owners, for programs that manage their own memory
 //!   and objects, as the C libraries do.
 //!
-//! # Blocking, polling, async
-//!
-//! - Calls of a connection block ([`wait`](Operation::wait)) or are awaited in a task of any
-//!   runtime. A blocked thread polls for up to [`Config::busy_poll`] before it sleeps.
-//! - [`verbs::CompletionQueue::poll`] never blocks. The polling thread reads the sockets itself,
-//!   which gives the lowest latency.
-//! - The feature `tokio` adds a module that watches event queues in tokio's reactor.
+//! # Threads
 //!
 //! The crate starts a progress thread with the first socket of a process, and further ones with
 //! more connections ([`Config::progress_threads`]). They process traffic when no thread of the
-//! program does, so the peer's Writes and Reads are served while the program computes or sleeps.
+//! program does, so the peer's Writes and Reads are served while the program computes or sleeps. A
+//! thread that waits polls for up to [`Config::busy_poll`] before it sleeps, and reads the sockets
+//! itself meanwhile. [`verbs::CompletionQueue::poll`] never sleeps, which gives the lowest latency.
 //!
-//! # What a peer may do to memory
+//! # Security
 //!
-//! A peer can access only memory that was registered with remote rights ([`Access`]), within the
-//! bounds of the region, and over queue pairs of the same protection domain. It can change such
-//! memory at any time until the region is dropped. Therefore the crate gives out no reference to
-//! memory that a peer can write: elements are copied in and out ([`Region::read_at`],
-//! [`Region::write_at`]), and words are atomic ([`Region::load`](Region#method.load-1)). Treat
-//! their contents as input from the network. A region is freed with its last handle; a peer that
-//! accesses it later loses its connection.
-//!
-//! CRCs protect against accidents, not against attackers: nothing is encrypted or authenticated.
-//!
-//! # Errors
-//!
-//! - A call that fails returns an [`Error`]; [`Error::errno`] is what the C libraries report for
-//!   it.
-//! - A request of a [`Connection`] that cannot be posted fails with [`Error::Refused`]. One that
-//!   was posted and failed gives an [`Error::Operation`], which names the request, the side at
-//!   fault, and what to do.
-//! - In the verbs, a failed work request has a [`verbs::WcStatus`] in its completion. The queue
-//!   pair enters the error state, and all other requests complete as [`verbs::WcStatus::Flushed`].
-//!   [`QueuePair::fault`](runtime::QueuePair::fault) returns the cause and the side at fault.
-//! - If a completion queue overflows, its queue pairs fail; [`verbs::CompletionQueue::poll`] and
-//!   the blocking waits report it.
+//! Nothing is encrypted or authenticated, and CRCs protect against accidents only. A peer can
+//! access only memory that was shared with it, within the bounds and rights of the region. Read the
+//! [security notes](https://github.com/iwarp-rs/iwarp/blob/main/SECURITY.md) before you listen on a
+//! network that you do not trust.
 //!
 //! # Features
 //!
-//! - `tokio`: the module `tokio`, and tokio's I/O traits for [`Stream`]. Off by default.
-//! - `serde`: serialization of [`RemoteRegion`]. Off by default.
+//! All are off by default.
+//!
+//! - `tokio`: tokio's I/O traits for [`Stream`], and the module `tokio`. Operations need no
+//!   feature: they are futures of any runtime.
+//! - `bytes`: `Bytes` as data of Sends and Writes, and received messages as `Bytes`.
+//! - `serde`: serialization of [`RemoteRegion`].
+//! - `derive`: the derive macros of `iwarp::bytemuck`, for structures as elements of regions.
 //!
 //! # Settings
 //!
-//! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do.
+//! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do. [`Options`] has
+//! the sizes of a connection.
 #![deny(unsafe_op_in_unsafe_fn)]
 // On docs.rs, items show which feature they need.
 #![cfg_attr(docsrs, feature(doc_cfg), doc(auto_cfg(hide(loom))))]
@@ -120,6 +125,8 @@ mod failure;
     allow(dead_code, unused_imports, reason = "the models inject no faults")
 )]
 pub mod fault;
+#[cfg(all(doc, not(loom)))]
+pub mod guide;
 #[cfg(not(loom))]
 mod inject;
 mod lid;
@@ -145,24 +152,25 @@ pub mod verbs;
 mod xrc;
 
 pub use admission::{Admission, Networks, NetworksError};
-/// Plain data types, the elements of a [`Region`]: numbers, arrays of numbers, and structures that
-/// implement this crate's traits.
+/// Plain data types, the elements of a [`Region`]: numbers, arrays of any length, and structures
+/// that implement this crate's traits. The feature `derive` enables its derive macros.
 pub use bytemuck;
 #[cfg(not(loom))]
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Alignment, Config, Face, ReceiverNotReady};
 #[cfg(not(loom))]
 pub use connection::{
-    Batch, Channel, Connection, Endpoint, Incoming, Listener, Message, Operation, Options, Region,
-    RemoteRegion, Stream, Window, connect, listen,
+    Batch, Channel, Connection, Endpoint, HugePages, Incoming, Listener, Message, Operation,
+    Options, Pool, Region, RemoteRegion, Stream, View, Window, connect, listen,
 };
 pub use device::{Device, DeviceAddress, GidEntry, GidKind, LIMITS, Limits, MAX_GID_ADDRESSES};
 pub use error::{Error, Result};
-pub use failure::{End, OperationError, Refusal, RequestKind};
+pub use failure::{End, MapError, OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::Access;
 pub use iwarp_rnic::qp::{Blame, Fault};
 
-/// Compiles and runs the programs of the guide.
+/// Compiles and runs the programs of docs/rust.md and of the README.
 #[cfg(all(doctest, not(loom)))]
 #[doc = include_str!("../guide.md")]
-struct Guide;
+#[doc = include_str!("../README.md")]
+struct Pages;

@@ -1,15 +1,6 @@
 //! The verbs objects without owners: cloneable handles, memory by address, domains and keys by
 //! number.
 //!
-//! The C libraries are built on this module, and so can be other programs that manage their own
-//! memory and objects. Queue pairs and identifiers of [`cm`] exist until `destroy` is called,
-//! registrations until [`Context::deregister`]. Other objects are destroyed with their last handle.
-//! All handles are cheap to clone, `Send` and `Sync`.
-//!
-//! Registering memory ([`Context::register`] and related calls) is `unsafe`; later calls use keys,
-//! which are checked at every access. [`verbs`](crate::verbs) adds owners for queue pairs, memory
-//! and connections, so that its programs need no `unsafe`.
-//!
 //! ```
 //! use iwarp::runtime::{Context, QpAttributes, State};
 //! use iwarp::{Access, Config, Device};
@@ -43,8 +34,33 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The C libraries are built on this module, and so can be other programs that manage their own
+//! memory and objects. Queue pairs and identifiers of [`cm`] exist until `destroy` is called,
+//! registrations until [`Context::deregister`]. Other objects are destroyed with their last handle.
+//! All handles are cheap to clone, `Send` and `Sync`.
+//!
+//! Registering memory ([`Context::register`] and related calls) is `unsafe`; later calls use keys,
+//! which are checked at every access. [`verbs`](crate::verbs) adds owners for queue pairs, memory
+//! and connections, so that its programs need no `unsafe`.
 
 /// Connection management: identifiers, event channels and datagram services (`rdma_cm(7)`).
+///
+/// ```
+/// use iwarp::runtime::cm::CmId;
+/// use iwarp::runtime::create_event_channel;
+///
+/// # fn main() -> iwarp::Result<()> {
+/// let events = create_event_channel()?;
+/// let id = CmId::create(&events, None);
+/// id.bind(([127, 0, 0, 1], 0).into())?;
+/// id.listen(16)?;
+/// println!("listening on {:?}", id.addresses().0);
+/// assert!(events.try_next().is_none()); // nobody has connected yet
+/// id.destroy();
+/// # Ok(())
+/// # }
+/// ```
 pub mod cm {
     pub use crate::cm::*;
 }

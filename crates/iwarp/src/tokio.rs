@@ -1,5 +1,20 @@
 //! Event queues in tokio's reactor (feature `tokio`).
 //!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> iwarp::Result<()> {
+//! use iwarp::{tokio::Watched, verbs::{Config, Context, Device}};
+//! # use std::time::Duration;
+//! let ctx = Context::open(&Device::by_address("127.0.0.1".parse().unwrap())?, Config::default())?;
+//! let events = Watched::new(ctx)?;
+//! tokio::select! {
+//!     event = events.next() => println!("{event:?}"),
+//!     () = tokio::time::sleep(Duration::from_millis(1)) => println!("all is quiet"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The crate's futures need no runtime: its progress threads wake the task. This module is for
 //! programs that want tokio's reactor to watch a file descriptor, for example beside other sockets
 //! in one `select!`, and for completion channels shared by many completion queues.
@@ -76,22 +91,7 @@ impl EventSource for Context {
     }
 }
 
-/// An event source in tokio's reactor.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> iwarp::Result<()> {
-/// use iwarp::{tokio::Watched, verbs::{Config, Context, Device}};
-/// # use std::time::Duration;
-/// let ctx = Context::open(&Device::by_address("127.0.0.1".parse().unwrap())?, Config::default())?;
-/// let events = Watched::new(ctx)?;
-/// tokio::select! {
-///     event = events.next() => println!("{event:?}"),
-///     () = tokio::time::sleep(Duration::from_millis(1)) => println!("all is quiet"),
-/// }
-/// # Ok(())
-/// # }
-/// ```
+/// An event source in tokio's reactor. See the [module](self).
 #[derive(Debug)]
 pub struct Watched<S> {
     source: S,

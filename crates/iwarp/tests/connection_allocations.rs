@@ -92,6 +92,13 @@ fn operations_allocate_nothing() {
         a.send("hello").wait().unwrap();
         assert_eq!(a.recv().wait().unwrap().len(), 8);
     });
+    let pool = a.endpoint().pool::<u64>(64, 4, Access::empty()).unwrap();
+    steady("buffer of a pool", || {
+        let buffer = pool.take().wait().unwrap();
+        buffer.set(0, 1).unwrap();
+        a.write(&buffer, &token).wait().unwrap();
+        assert_eq!(buffer.view().unwrap()[0], 1);
+    });
     let mut batch = a.batch();
     steady("batch", || {
         for _ in 0..16 {
@@ -104,6 +111,6 @@ fn operations_allocate_nothing() {
         two.into_iter().for_each(|write| write.wait().unwrap());
     });
     // Both are handles of the connection.
-    drop((a, batch));
+    drop((a, batch, pool));
     echo.join().unwrap();
 }

@@ -51,8 +51,13 @@ async fn serve(job: Job) -> anyhow::Result<()> {
 }
 
 async fn request(job: Job, server: SocketAddr) -> anyhow::Result<()> {
-    let builder = RdmaBuilder::default().set_port_num(PORT.0).set_gid_index(PORT.1);
-    let rdma = builder.set_max_message_length(job.size).connect(server).await?;
+    let builder = RdmaBuilder::default()
+        .set_port_num(PORT.0)
+        .set_gid_index(PORT.1);
+    let rdma = builder
+        .set_max_message_length(job.size)
+        .connect(server)
+        .await?;
     let mut memory = registered(&rdma, &job.payload())?;
     match job.work {
         Work::Echo => {

@@ -36,6 +36,12 @@ mod machine;
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod handler;
 
+/// Whether faults can be caught on this processor.
+pub const IS_SUPPORTED: bool = cfg!(all(
+    any(target_arch = "x86_64", target_arch = "aarch64"),
+    not(miri)
+));
+
 /// The table of registered memory of a device.
 pub type MemoryTable = iwarp_rnic::memory::MemoryTable<ProcessRange>;
 

@@ -9,7 +9,7 @@ use super::wait::{Wait, impl_future_and_wait};
 use crate::device::LIMITS;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
-use crate::verbs::MemoryRegion;
+use crate::verbs::{MemoryRegion, WriteAccess};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::ops::Range;
@@ -31,12 +31,31 @@ struct Entered {
     local: Local,
 }
 
+/// Memory that a batch uses.
+#[derive(Debug, Clone)]
+pub(super) enum Kept {
+    Source(MemoryRegion),
+    Target(WriteAccess),
+}
+
+impl Kept {
+    /// Returns `true` if keeping `self` makes `other` superfluous.
+    fn includes(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Source(a), Self::Source(b)) => a.is_same(b),
+            (Self::Target(a), Self::Source(b)) => a.memory().is_same(b),
+            (Self::Target(a), Self::Target(b)) => a.memory().is_same(b.memory()),
+            (Self::Source(_), Self::Target(_)) => false,
+        }
+    }
+}
+
 /// The requests of a batch, and what they use.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     entries: Vec<Entered>,
     copies: Vec<u8>,
-    held: Vec<MemoryRegion>,
+    held: Vec<Kept>,
     octets: u64,
 }
 
@@ -101,13 +120,13 @@ impl Batch {
             Carried::Owned(owned) => {
                 let memory = inner.register(owned.into_pages())?;
                 let sge = memory.sge(..)?;
-                requests.hold(memory);
+                requests.hold(Kept::Source(memory));
                 Local::Region(sge)
             }
             Carried::Region(region) => {
                 inner.check_own(&region).map_err(|error| *error)?;
                 let sge = region.sge()?;
-                requests.hold(region.memory);
+                requests.hold(Kept::Source(region.memory));
                 Local::Region(sge)
             }
         };
@@ -141,7 +160,8 @@ impl Batch {
         self.enter(to.target().write(), payload)
     }
 
-    /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`].
+    /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`]. From now on
+    /// until the batch completes or is cleared, the region cannot be [viewed](Region::view).
     ///
     /// # Errors
     /// See [`send`](Self::send).
@@ -158,7 +178,11 @@ impl Batch {
         from.check(Access::REMOTE_READ, octets)
             .map_err(|error| *error)?;
         let into = into.slice(..from.len())?;
-        self.enter(from.target().read(), Payload::from(into))
+        // Counted first, so that the batch is unchanged if the region is being viewed.
+        let writes = into.write_access()?;
+        self.enter(from.target().read(), Payload::from(into))?;
+        self.requests.hold(Kept::Target(writes));
+        Ok(())
     }
 
     /// Posts all requests, and waits until all have completed. The batch is empty afterwards; an
@@ -188,9 +212,11 @@ impl Requests {
     }
 
     /// Holds memory until the batch completes. Successive requests often use the same memory.
-    fn hold(&mut self, memory: MemoryRegion) {
-        if self.held.last().is_none_or(|last| !last.is_same(&memory)) {
-            self.held.push(memory);
+    fn hold(&mut self, memory: Kept) {
+        match self.held.last_mut() {
+            Some(last) if last.includes(&memory) => {}
+            Some(last) if memory.includes(last) => *last = memory,
+            _ => self.held.push(memory),
         }
     }
 
@@ -249,7 +275,7 @@ pub struct Submit<'b> {
     batch: &'b mut Batch,
     stage: Stage,
     /// Memory of the requests while they are posted or queued.
-    pub(super) held: Vec<MemoryRegion>,
+    pub(super) held: Vec<Kept>,
 }
 
 impl_future_and_wait!(['b] Submit<'b> => ());

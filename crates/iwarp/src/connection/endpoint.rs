@@ -2,6 +2,7 @@
 
 use super::handle::{Connection, Parts};
 use super::listener::Listen;
+use super::pool::Pool;
 use super::receive::Buffers;
 use super::region::Region;
 use super::router::Router;
@@ -288,16 +289,42 @@ impl Endpoint {
         Region::allocate(&self.pd, len, rights)
     }
 
-    /// Makes a region of a vector, or of a boxed slice by [`Vec::from`], without copying the
-    /// elements. Peers can access them with these rights, as in [`share`](Self::share).
+    /// Makes a region of a vector, a boxed slice or a string without copying the elements. Anything
+    /// else that converts to a vector is converted first, which may copy. Peers can access the
+    /// elements with these rights, as in [`share`](Self::share).
     ///
     /// The memory is freed as a vector's when the last handle is dropped. Other data of the program
     /// may be in the same page, but peers cannot access it.
     ///
+    /// ```
+    /// # fn main() -> iwarp::Result<()> {
+    /// # let endpoint = iwarp::Endpoint::local([127, 0, 0, 1].into())?;
+    /// let squares: Box<[u64]> = (0..1000).map(|n| n * n).collect();
+    /// let region = endpoint.adopt(squares, iwarp::Access::REMOTE_READ)?;
+    /// assert_eq!(region.get(12)?, 144);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// See [`share`](Self::share).
-    pub fn adopt<T: Pod + Send>(&self, elements: Vec<T>, rights: Access) -> Result<Region<T>> {
-        Region::adopt(&self.pd, elements, rights)
+    pub fn adopt<T: Pod + Send>(
+        &self,
+        elements: impl Into<Vec<T>>,
+        rights: Access,
+    ) -> Result<Region<T>> {
+        Region::adopt(&self.pd, elements.into(), rights)
+    }
+
+    /// Creates a pool of buffers of `len` elements, which grows as needed to at most `limit`
+    /// buffers. Peers can access all of them with these rights, as in [`share`](Self::share); a
+    /// token of one buffer gives access to its neighbours, too. To grant rights to a single buffer,
+    /// create the pool without rights, and [bind](Connection::bind) a window.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: too long, no buffers, elements of size zero, or other rights.
+    pub fn pool<T: Pod>(&self, len: usize, limit: usize, rights: Access) -> Result<Pool<T>> {
+        Pool::new(&self.pd, len, limit, rights)
     }
 
     /// Connects from this endpoint; see [`connect`](crate::connect).

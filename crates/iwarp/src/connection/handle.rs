@@ -348,7 +348,8 @@ impl Connection {
         self.sending(checked, op, payload)
     }
 
-    /// Reads all elements of the peer's region into the start of a local one.
+    /// Reads all elements of the peer's region into the start of a local one. While the operation
+    /// or its request exists, the region cannot be [viewed](Region::view).
     #[inline]
     pub fn read_into<T: Pod>(
         &self,
@@ -362,7 +363,11 @@ impl Connection {
             false => refused(Refusal::TooLong { octets, room }),
         };
         let checked = checked.and_then(|()| self.inner.check_own(&into));
-        let local = Local::Region(into.memory, into.at);
+        let target = checked.and_then(|()| Ok(into.write_access()?));
+        let (checked, local) = match target {
+            Ok(writes) => (Ok(()), Local::Target(writes, into.at)),
+            Err(error) => (Err(error), Local::None),
+        };
         let request = Request::new(Op::Read(from.target()), local, octets);
         Operation::new(self, checked, request, Done)
     }
@@ -426,7 +431,8 @@ impl Connection {
     }
 
     /// Grants the peer rights to a part of a region, until the [`Window`] is dropped. Only this
-    /// connection's peer gets them.
+    /// connection's peer gets them. While the peer has rights to write, the region cannot be
+    /// [viewed](Region::view).
     pub fn bind<T: Pod>(
         &self,
         region: impl Into<Region<T>>,
@@ -436,7 +442,7 @@ impl Connection {
         let octets = region.octets() as u64;
         let addr = region.remote();
         let bound = match REMOTE.contains(rights) && !rights.is_empty() {
-            true => self.window(&region),
+            true => self.window(&region, rights),
             false => Err(Error::InvalidArgument("a window has remote rights only")),
         };
         let (checked, request, stag) = match bound {
@@ -451,10 +457,14 @@ impl Connection {
         Operation::new(self, checked, request, Bound { token, region })
     }
 
-    fn window<T: Pod>(&self, region: &Region<T>) -> Result<MemoryWindow> {
+    fn window<T: Pod>(&self, region: &Region<T>, rights: Access) -> Result<MemoryWindow> {
         self.inner.router.check_process()?;
         self.inner.check_own(region).map_err(|error| *error)?;
-        self.inner.endpoint.pd().alloc_mw(&region.memory)
+        let mut window = self.inner.endpoint.pd().alloc_mw(&region.memory)?;
+        if rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+            window.keep(region.write_access()?);
+        }
+        Ok(window)
     }
 
     /// Ends a window by a request, after all requests posted before it. Dropping the window ends it

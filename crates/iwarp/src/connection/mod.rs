@@ -29,9 +29,9 @@
 //!
 //! A program needs no `unsafe`. Requests own what they use: a [`Region`] is reference-counted, and
 //! a request holds it until it completes, even if its operation was dropped. References to memory
-//! are given out only where no one can write it: in a received [`Message`], and by
-//! [`Region::get_mut`] for a region that is neither shared nor in use. All other accesses to
-//! a region copy the data, or read and write single words atomically.
+//! are given out only where no one can write it: in a received [`Message`], by [`Region::view`]
+//! while nothing may write the region, and by [`Region::get_mut`] if nothing else uses it. All
+//! other accesses to a region copy the data, or read and write single words atomically.
 
 mod batch;
 mod channel;
@@ -43,9 +43,11 @@ mod farewell;
 mod handle;
 mod large;
 mod listener;
+mod mapped;
 mod operation;
 mod owned;
 mod payload;
+mod pool;
 mod receive;
 mod region;
 mod remote;
@@ -64,10 +66,13 @@ pub use batch::{Batch, Submit};
 pub use channel::Channel;
 pub use channel_wait::{ChannelMessage, Open, Receiving, Sending};
 pub use endpoint::{Connect, Endpoint, Options};
+pub use exclusive::View;
 pub use handle::{Closed, Connection};
 pub use listener::{Accept, Incoming, Listen, Listener};
+pub use mapped::HugePages;
 pub use operation::{Bound, Done, Element, Elements, Operation};
 pub use payload::Payload;
+pub use pool::{Pool, Take};
 pub use receive::{Message, Recv};
 pub use region::Region;
 pub use remote::RemoteRegion;
@@ -76,7 +81,7 @@ pub use stats::{Stats, Traffic, Transport};
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub use window::Window;
 
-pub use crate::failure::{End, OperationError, Refusal, RequestKind};
+pub use crate::failure::{End, MapError, OperationError, Refusal, RequestKind};
 
 use std::net::ToSocketAddrs;
 

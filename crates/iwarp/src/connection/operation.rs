@@ -16,8 +16,7 @@ use super::wait::{Wait, block, poll};
 use super::window::Window;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
-use crate::verbs::MemoryRegion;
-use crate::verbs::MemoryWindow;
+use crate::verbs::{MemoryRegion, MemoryWindow, WriteAccess};
 use bytemuck::Pod;
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
@@ -135,8 +134,10 @@ pub(super) enum Local<'a> {
     Copied(&'a [u8]),
     /// Copied, too, unless it is longer than the staging memory of a slot.
     Owned(Owned),
-    /// A region, and the offset in bytes.
+    /// A region from which data is sent, and the offset in bytes.
     Region(MemoryRegion, usize),
+    /// A region into which data is placed, and the offset in bytes.
+    Target(WriteAccess, usize),
     /// The answer is placed in the slot's staging memory.
     Answer,
     /// The window to bind or invalidate.
@@ -158,6 +159,7 @@ impl<'a> Local<'a> {
     fn into_held(self) -> Option<Held> {
         match self {
             Local::Region(memory, _) => Some(Held::One(memory)),
+            Local::Target(writes, _) => Some(Held::Target(writes)),
             Local::Window(window) => Some(Held::Window(window)),
             Local::Farewell(connection) => Some(Held::Connection(Farewell::new(connection))),
             Local::None | Local::Copied(_) | Local::Owned(_) | Local::Answer => None,
@@ -183,6 +185,7 @@ impl<'a> Local<'a> {
                 _ => Local::None,
             },
             Local::Region(memory, at) => Local::Region(memory.clone(), *at),
+            Local::Target(writes, at) => Local::Target(writes.clone(), *at),
             Local::Answer => Local::Answer,
             Local::None | Local::Window(_) | Local::Farewell(_) => Local::None,
         }
@@ -285,6 +288,10 @@ impl<'a> Request<'a> {
         match &self.local {
             Local::Region(memory, at) => {
                 elements = [self.part_of(memory, *at)?];
+                wr.sges = &elements;
+            }
+            Local::Target(writes, at) => {
+                elements = [self.part_of(writes.memory(), *at)?];
                 wr.sges = &elements;
             }
             Local::Copied(octets) if self.octets <= u64::from(inner.max_inline) => {

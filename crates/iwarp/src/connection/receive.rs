@@ -13,9 +13,10 @@ use super::router::{Arrived, Inbox, Router, receive_id};
 use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::Ticket;
 use crate::error::{Error, Result};
-use crate::failure::RequestKind;
+use crate::failure::{Refusal, RequestKind};
 use crate::runtime::QueuePair;
 use crate::verbs::{MemoryRegion, ProtectionDomain};
+use bytemuck::Pod;
 use iwarp_rnic::{Access, RecvWr, WcStatus};
 use std::ops::{Deref, RangeBounds};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -113,6 +114,26 @@ impl Message {
     /// is then empty.
     pub const fn is_write_immediate(&self) -> bool {
         self.arrived.is_write_immediate
+    }
+
+    /// Returns the message as elements, in place. Receive buffers are aligned for elements if
+    /// [`message_size`](super::Options::message_size) is a multiple of their alignment.
+    ///
+    /// ```
+    /// # fn total(connection: &iwarp::Connection) -> iwarp::Result<u64> {
+    /// let message = connection.recv().wait()?;
+    /// Ok(message.elements::<u64>()?.iter().sum())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Refusal::NotElements`](crate::Refusal::NotElements).
+    pub fn elements<T: Pod>(&self) -> Result<&[T]> {
+        let refusal = Refusal::NotElements {
+            octets: self.len(),
+            element: size_of::<T>(),
+        };
+        bytemuck::try_cast_slice(self).map_err(|_| Error::Refused(refusal))
     }
 
     /// Returns a part of the message, which keeps the receive buffer, too.

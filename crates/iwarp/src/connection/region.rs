@@ -1,13 +1,13 @@
 //! Registered memory of typed elements, whole or in parts, reference-counted.
 //!
 //! Elements are plain data: every bit pattern is a valid value, because a peer may write any. They
-//! are copied in and out, so no reference to memory exists that a peer or the RNIC may write;
-//! [`Region::get_mut`] is in `exclusive.rs`.
+//! are copied in and out, so no reference to memory exists that a peer or the RNIC may write. The
+//! calls that return references are in `exclusive.rs`, and those that map memory in `mapped.rs`.
 
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
-use crate::failure::Refusal;
-use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain};
+use crate::failure::{MapError, Refusal};
+use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain, WriteAccess, Writing};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
@@ -23,6 +23,37 @@ pub(crate) const REMOTE: Access = Access::REMOTE_READ
 ///
 /// A local region is only the source or destination of requests. A [shared](super::Endpoint::share)
 /// one can also be accessed by peers at any time: treat its contents as input from the network.
+///
+/// Elements are copied out of and into a region. [`view`](Self::view) and
+/// [`get_mut`](Self::get_mut) return references if no one else can write the memory.
+///
+/// Elements may be structures of the program. With the feature `derive`, bytemuck's macros check
+/// that every bit pattern is valid and that there is no padding:
+///
+/// ```
+/// # #[cfg(feature = "derive")]
+/// # fn main() -> iwarp::Result<()> {
+/// use iwarp::bytemuck::{Pod, Zeroable};
+///
+/// #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+/// #[bytemuck(crate = "iwarp::bytemuck")]
+/// #[repr(C)]
+/// struct Record {
+///     key: u64,
+///     name: [u8; 24], // arrays of any length
+/// }
+///
+/// let endpoint = iwarp::Endpoint::local([127, 0, 0, 1].into())?;
+/// let table = endpoint.share::<Record>(1000, iwarp::Access::REMOTE_READ)?;
+/// let record = Record { key: 7, name: *b"the record with number 7" };
+/// table.set(7, record)?;
+/// assert_eq!(table.get(7)?, record);
+/// assert_eq!(table.remote().at(7)?.octets(), 32);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "derive"))]
+/// # fn main() {}
+/// ```
 #[derive(Debug)]
 pub struct Region<T> {
     pub(super) memory: MemoryRegion,
@@ -88,15 +119,22 @@ impl<T: Pod> Region<T> {
         let access = Self::access(shared)?;
         let len = elements.len();
         let pages = Pages::Elements(Elements::new(elements));
-        Ok(Self::part(
-            MemoryRegion::of_pages(pd, pages, access)?,
-            0,
-            len,
-        ))
+        Self::of_pages(pd, pages, len, access)
+    }
+
+    /// Registers pages of `len` elements with the rights of [`access`](Self::access).
+    pub(super) fn of_pages(
+        pd: &ProtectionDomain,
+        pages: Pages,
+        len: usize,
+        access: Access,
+    ) -> Result<Self> {
+        let memory = MemoryRegion::of_pages(pd, pages, access)?;
+        Ok(Self::part(memory, 0, len))
     }
 
     /// Returns the rights of a region that is shared with these.
-    fn access(shared: Access) -> Result<Access> {
+    pub(super) fn access(shared: Access) -> Result<Access> {
         if !REMOTE.contains(shared) {
             return Err(Error::InvalidArgument(
                 "a region is shared with remote rights only",
@@ -165,6 +203,27 @@ impl<T: Pod> Region<T> {
         self.memory.sge(self.at..self.at + self.octets())
     }
 
+    fn check_writable(&self) -> Result<()> {
+        match self.memory.access().contains(Access::LOCAL_WRITE) {
+            true => Ok(()),
+            false => Err(Error::Map(MapError::ReadOnly)),
+        }
+    }
+
+    /// Prevents references to the memory while a request or a window may write it. Fails if there
+    /// are any.
+    pub(super) fn write_access(&self) -> Result<WriteAccess> {
+        self.check_writable()?;
+        WriteAccess::new(self.memory.clone()).ok_or(Error::Refused(Refusal::Viewed))
+    }
+
+    /// Prevents references to the memory during a call that writes it. Fails if there are any.
+    #[inline]
+    fn writing(&self) -> Result<Writing<'_>> {
+        self.check_writable()?;
+        self.memory.writing().ok_or(Error::Refused(Refusal::Viewed))
+    }
+
     fn offset(&self, index: usize, count: usize) -> Result<usize> {
         let (start, _) = resolve(index..index.saturating_add(count), self.len)?;
         Ok(self.at + start * size_of::<T>())
@@ -174,7 +233,7 @@ impl<T: Pod> Region<T> {
     /// the result is a mix of old and new bytes.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`].
+    /// [`Refusal::OutOfRange`]; [`MapError::NoPage`]: it is a truncated file.
     pub fn read_at(&self, index: usize, out: &mut [T]) -> Result<()> {
         let at = self.offset(index, out.len())?;
         self.memory.read_at(at, bytemuck::cast_slice_mut(out))
@@ -183,9 +242,11 @@ impl<T: Pod> Region<T> {
     /// Copies `elements` into the region, from `index` on.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`].
+    /// [`Refusal::OutOfRange`]; [`Refusal::Viewed`]; [`MapError::NoPage`] and
+    /// [`MapError::ReadOnly`], if it is a file.
     pub fn write_at(&self, index: usize, elements: &[T]) -> Result<()> {
         let at = self.offset(index, elements.len())?;
+        let _writing = self.writing()?;
         self.memory.write_at(at, bytemuck::cast_slice(elements))
     }
 
@@ -244,16 +305,18 @@ impl Region<u64> {
     /// Stores a word with release ordering.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`].
+    /// See [`write_at`](Self::write_at).
     pub fn store(&self, index: usize, value: u64) -> Result<()> {
+        let _writing = self.writing()?;
         self.memory.store_u64(self.offset(index, 1)?, value)
     }
 
     /// Adds to a word, and returns the old value.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`].
+    /// See [`write_at`](Self::write_at).
     pub fn fetch_add(&self, index: usize, add: u64) -> Result<u64> {
+        let _writing = self.writing()?;
         self.memory.fetch_add_u64(self.offset(index, 1)?, add)
     }
 }

@@ -4,14 +4,13 @@
 //! It is locked only briefly. The functions here call no code of the program: they return wakers,
 //! which the router calls after unlocking.
 
-use super::batch::Requests;
+use super::batch::{Kept, Requests};
 use super::farewell::Farewell;
 use super::handle::Inner;
 use super::operation::Request;
 use super::waiters::Waiters;
 use crate::error::Result;
-use crate::verbs::MemoryRegion;
-use crate::verbs::MemoryWindow;
+use crate::verbs::{MemoryRegion, MemoryWindow, WriteAccess};
 use iwarp_rnic::{Cqe, SendOp, WcFlags, WcOpcode};
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -24,7 +23,8 @@ pub(super) const RECEIVE: u64 = 1 << 63;
 #[expect(dead_code, reason = "kept alive, not read")]
 pub(super) enum Held {
     One(MemoryRegion),
-    Many(Vec<MemoryRegion>),
+    Target(WriteAccess),
+    Many(Vec<Kept>),
     Window(MemoryWindow),
     Connection(Farewell),
 }

@@ -1,9 +1,10 @@
 //! Written data of a stream that is not sent yet, because the peer still has much to read.
 //!
-//! A system call, a TCP segment and a wake-up cost more than copying 64 KiB. So while the peer's
-//! program has not finished with [`FULL`] bytes, further writes are gathered in a slot. They are
-//! sent when there are [`ENOUGH`] bytes, when the peer has read, and before anything else is sent.
-//! Nothing waits for a timer, and nothing waits while the peer has little to read.
+//! A system call, a TCP segment and a wake-up cost more than copying 64 KiB. So while the peer is
+//! busy, further writes are gathered in a slot: while its program has not finished with [`FULL`]
+//! bytes, or has not returned half of its places, as it would if it waited. The data is sent when
+//! there are [`ENOUGH`] bytes, when the peer has read, and before anything else is sent. Nothing
+//! waits for a timer, and nothing waits while the peer has little to read.
 //!
 //! Order: gathered data enters the backlog of the connection while it is locked, so a message that
 //! is sent later follows it. It is posted after unlocking.
@@ -73,7 +74,9 @@ impl Wake for Watcher {
 impl Shared {
     /// Returns `true` if the peer has much to read.
     fn is_peer_busy(&self) -> bool {
-        self.state.lock().peer_slots.in_flight() >= FULL
+        let state = self.state.lock();
+        let places = state.window - state.credits;
+        places >= state.window.div_ceil(2) || state.peer_slots.in_flight() >= FULL
     }
 
     /// Gathers data if the peer has much to read. Returns how many bytes were copied; `None` if

@@ -29,6 +29,25 @@ impl<T: bytemuck::Pod> Window<T> {
         &self.region
     }
 
+    /// Ends the window, and returns the region. The peer can no longer access it, so it can be
+    /// [viewed](Region::view) in place.
+    ///
+    /// ```
+    /// # use iwarp::{Access, Connection, Region};
+    /// /// Lets the peer fill a region, and returns the sum of the elements.
+    /// async fn filled(connection: &Connection, region: &Region<u64>) -> iwarp::Result<u64> {
+    ///     let window = connection.bind(region, Access::REMOTE_WRITE).await?;
+    ///     connection.send(&window.remote().to_bytes()).await?;
+    ///     let answer = connection.recv().await?; // the peer sends it with the invalidation
+    ///     assert!(window.is_invalidated_by(&answer));
+    ///     let region = window.into_region();
+    ///     Ok(region.view()?.iter().sum())
+    /// }
+    /// ```
+    pub fn into_region(self) -> Region<T> {
+        self.region
+    }
+
     /// Returns `true` if the peer has invalidated the window with this message.
     pub fn is_invalidated_by(&self, message: &super::Message) -> bool {
         message.invalidated() == Some(self.bound.rkey())

@@ -1,5 +1,18 @@
 //! Live statistics: other processes can query the state of a process that uses the library.
 //!
+//! ```
+//! use iwarp::stat::Question;
+//!
+//! let _listener = iwarp::listen("127.0.0.1:0").bind().expect("a listener");
+//! let mut question = Question::default();
+//! question.pid = Some(std::process::id());
+//! for answer in question.ask()? {
+//!     let json = String::from_utf8(answer.document?).expect("UTF-8");
+//!     assert!(json.contains("queue_pairs"));
+//! }
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
 //! When its progress thread starts, a process listens on a Unix socket (`place`), to which only its
 //! own user and root can connect. A client receives one JSON document (`document`) and then the end
 //! of the stream. There is no network socket. Without a client, the statistics cost nothing: the

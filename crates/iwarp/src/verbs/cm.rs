@@ -1,5 +1,29 @@
 //! Connection management (`rdma_cm(7)`): connects queue pairs.
 //!
+//! ```
+//! use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
+//! use iwarp::verbs::{Config, Context, Device, ProtectionDomain, QpInitAttr};
+//!
+//! # fn main() -> iwarp::Result<()> {
+//! let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into())?, Config::from_env())?;
+//! let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(16, None)?);
+//! let listener = ListeningId::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
+//! let address = listener.local_addr();
+//! let theirs = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
+//! let server = std::thread::spawn(move || -> iwarp::Result<()> {
+//!     let request = listener.accept(None)?;
+//!     assert_eq!(request.private_data(), b"who I am");
+//!     let connection = request.accept(theirs, &ConnectionParameters::default())?;
+//!     connection.wait_disconnected(None)
+//! });
+//! let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
+//! let connection = Connector::new(&ctx).private_data(b"who I am").connect(address, qp)?;
+//! connection.disconnect()?;
+//! server.join().unwrap()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The passive side creates a [`ListeningId`] and answers its [`ConnectionRequest`]s with a queue
 //! pair. The active side creates a [`Connector`]. Both get a [`ConnectedId`]. Each of these types
 //! owns an `rdma_cm_id` and destroys it when dropped. Each side can send up to 512 bytes of private

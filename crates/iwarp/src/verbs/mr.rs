@@ -4,22 +4,30 @@
 //! deregistration has returned, and nothing accesses them from then on. Until then a peer may write
 //! them at any time, so no reference to them is ever created: bytes are copied through raw
 //! pointers, words are accessed as atomics.
+//!
+//! Pages of a file may disappear at any time, because the file is truncated. They are accessed only
+//! by guarded functions, which then fail.
 
 use super::ProtectionDomain;
+use super::borrows::Borrows;
+use super::lease::Lease;
 use super::pages::Pages;
 use crate::error::{Error, Result};
+use crate::failure::MapError;
 use crate::runtime::Context;
+use crate::sys::clock::now_ns;
 use crate::sys::fork::Origin;
+use crate::sys::guarded::{self, ProcessRange};
 use crate::sys::mapping::Mapping;
-use iwarp_rnic::memory::MemoryError;
+use iwarp_rnic::memory::{Memory, MemoryError};
 use iwarp_rnic::{Access, PostError, Sge};
 use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 #[derive(Debug)]
-struct RegionInner {
+pub(super) struct RegionInner {
     ctx: Context,
     pd: u32,
     stag: u32,
@@ -27,10 +35,32 @@ struct RegionInner {
     /// Tagged offset of the first byte: the address in scatter/gather elements and for peers.
     base: u64,
     origin: Origin,
+    /// Its pages may disappear, so accesses are guarded.
+    is_file: bool,
+    borrows: Borrows,
+    /// Only of a buffer of a pool.
+    lease: Option<Lease>,
     pages: ManuallyDrop<Pages>,
 }
 
 impl RegionInner {
+    /// Returns a buffer of a pool: `len` bytes at `at` of a registered block.
+    pub(super) fn part(block: MemoryRegion, at: usize, len: usize, lease: Lease) -> Self {
+        let inner = &block.inner;
+        Self {
+            ctx: inner.ctx.clone(),
+            pd: inner.pd,
+            stag: inner.stag,
+            access: inner.access,
+            base: inner.base + at as u64,
+            origin: Origin::current_process(),
+            is_file: inner.is_file,
+            borrows: Borrows::default(),
+            lease: Some(lease),
+            pages: ManuallyDrop::new(Pages::Part(block, at, len)),
+        }
+    }
+
     fn register(pd: &ProtectionDomain, pages: Pages, access: Access) -> Result<Self> {
         let (addr, len, ctx) = (pages.addr(), pages.len() as u64, pd.context());
         // SAFETY: the pages are owned by the region, outlive `deregister` in `Drop`, and are never
@@ -46,6 +76,9 @@ impl RegionInner {
                 false => addr,
             },
             origin: Origin::current_process(),
+            is_file: pages.is_file(),
+            borrows: Borrows::default(),
+            lease: None,
             pages: ManuallyDrop::new(pages),
         })
     }
@@ -56,6 +89,11 @@ impl Drop for RegionInner {
         if self.origin.is_foreign() {
             // In a forked child, a thread of the parent may have held the table's lock. Therefore
             // the child keeps the registration and its copy of the pages until it exits.
+            return;
+        }
+        if self.lease.is_some() {
+            // SAFETY: the pages are dropped only here. They are a handle of the block.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
             return;
         }
         // `deregister` returns after the last access, so the pages can be unmapped.
@@ -81,9 +119,81 @@ impl Drop for RegionInner {
 /// outstanding, the request fails with
 /// [`WcStatus::LocalProtection`](super::WcStatus::LocalProtection). A later access by a peer ends
 /// the peer's connection. Freed memory is not accessed in either case.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct MemoryRegion {
     inner: Arc<RegionInner>,
+}
+
+impl Clone for MemoryRegion {
+    fn clone(&self) -> Self {
+        if let Some(lease) = &self.inner.lease {
+            lease.add_handle();
+        }
+        Self {
+            inner: Arc::clone(&self.inner),
+        }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        if let Some(lease) = &self.inner.lease
+            // In a forked child, the buffer belongs to the parent.
+            && !self.inner.origin.is_foreign()
+        {
+            lease.remove_handle();
+        }
+    }
+}
+
+/// The right to write a region during a call.
+#[derive(Debug)]
+pub(crate) struct Writing<'a>(Option<&'a Borrows>);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if let Some(borrows) = self.0 {
+            borrows.end_write();
+        }
+    }
+}
+
+/// The right to write a region, from the creation of a request until its end: while it exists, no
+/// reference to the memory is created.
+#[derive(Debug)]
+pub(crate) struct WriteAccess(MemoryRegion);
+
+impl WriteAccess {
+    /// Returns `None` while references to the memory exist.
+    pub(crate) fn new(memory: MemoryRegion) -> Option<Self> {
+        match !memory.can_be_referred_to() || memory.inner.borrows.try_write() {
+            true => Some(Self(memory)),
+            false => None,
+        }
+    }
+
+    pub(crate) const fn memory(&self) -> &MemoryRegion {
+        &self.0
+    }
+}
+
+impl Clone for WriteAccess {
+    fn clone(&self) -> Self {
+        let memory = &self.0;
+        if memory.can_be_referred_to() && !memory.inner.borrows.try_write() {
+            // There are 2^32 others. Without a count, references could be created too early.
+            std::process::abort();
+        }
+        Self(memory.clone())
+    }
+}
+
+impl Drop for WriteAccess {
+    fn drop(&mut self) {
+        if self.0.can_be_referred_to() {
+            self.0.inner.borrows.end_write();
+        }
+    }
 }
 
 /// Memory of a peer, as advertised by that peer: the target of RDMA Writes, Reads and atomics.
@@ -143,6 +253,44 @@ impl MemoryRegion {
     pub(crate) fn of_pages(pd: &ProtectionDomain, pages: Pages, access: Access) -> Result<Self> {
         let inner = Arc::new(RegionInner::register(pd, pages, access)?);
         Ok(Self { inner })
+    }
+
+    /// Returns the first handle of a buffer of a pool.
+    pub(super) fn first_handle(inner: &Arc<RegionInner>) -> Self {
+        if let Some(lease) = &inner.lease {
+            lease.add_handle();
+        }
+        Self {
+            inner: Arc::clone(inner),
+        }
+    }
+
+    /// Returns `true` if references to the memory may be created: its pages do not change or
+    /// disappear by themselves, and peers have no right to write them. A constant of the memory.
+    pub(crate) fn can_be_referred_to(&self) -> bool {
+        let remote = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
+        !self.inner.is_file && !self.inner.access.intersects(remote)
+    }
+
+    /// Returns the right to write the memory for a short time, or `None` while references to it
+    /// exist.
+    #[inline]
+    pub(crate) fn writing(&self) -> Option<Writing<'_>> {
+        match self.can_be_referred_to() {
+            false => Some(Writing(None)),
+            true if self.inner.borrows.try_write() => Some(Writing(Some(&self.inner.borrows))),
+            true => None,
+        }
+    }
+
+    /// Returns the counts of references and writers.
+    pub(crate) fn borrows(&self) -> &Borrows {
+        &self.inner.borrows
+    }
+
+    /// Returns `true` if the memory is that of a file.
+    pub(crate) fn is_file(&self) -> bool {
+        self.inner.is_file
     }
 
     /// Returns the length in bytes.
@@ -221,7 +369,10 @@ impl MemoryRegion {
     /// Returns `true` if no other handle refers to this memory. While this handle is borrowed, its
     /// access is then exclusive.
     pub(crate) fn is_only_handle(&mut self) -> bool {
-        Arc::get_mut(&mut self.inner).is_some()
+        match &self.inner.lease {
+            Some(lease) => lease.has_one_handle(),
+            None => Arc::get_mut(&mut self.inner).is_some(),
+        }
     }
 
     /// Returns a pointer to `len` bytes at `offset`. It is valid while a handle to the memory
@@ -242,6 +393,10 @@ impl MemoryRegion {
     /// [`Error::InvalidArgument`]: the range is outside the region.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.pointer(offset, out.len())?;
+        if self.inner.is_file {
+            // SAFETY: as below, except that the pages may have disappeared.
+            return unsafe { copy_guarded(from, out.as_mut_ptr(), out.len()) };
+        }
         // SAFETY: `from` is valid for that length; `out` cannot overlap it, because no references
         // to it exist.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
@@ -254,6 +409,11 @@ impl MemoryRegion {
     /// [`Error::InvalidArgument`]: the range is outside the region.
     pub fn write_at(&self, offset: usize, octets: &[u8]) -> Result<()> {
         let to = self.pointer(offset, octets.len())?;
+        if self.inner.is_file {
+            self.check_writable()?;
+            // SAFETY: as below, except that the pages may have disappeared.
+            return unsafe { copy_guarded(octets.as_ptr(), to, octets.len()) };
+        }
         // SAFETY: the pointer is valid for that length. `octets` cannot overlap it, because no
         // references to it exist.
         unsafe { std::ptr::copy_nonoverlapping(octets.as_ptr(), to, octets.len()) };
@@ -280,18 +440,39 @@ impl MemoryRegion {
     #[inline]
     pub fn load_u8(&self, offset: usize) -> Result<u8> {
         let at = self.pointer(offset, 1)?;
+        if self.inner.is_file {
+            let mut octet = [0];
+            self.read_at(offset, &mut octet)?;
+            fence(Ordering::Acquire);
+            return Ok(octet[0]);
+        }
         // SAFETY: the pointer is to a valid byte, which is only accessed atomically.
         Ok(unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Acquire))
     }
 
-    fn word(&self, offset: usize) -> Result<&AtomicU64> {
+    /// Refuses writes to a file that is mapped read-only.
+    fn check_writable(&self) -> Result<()> {
+        match self.inner.access.contains(Access::LOCAL_WRITE) {
+            true => Ok(()),
+            false => Err(Error::Map(MapError::ReadOnly)),
+        }
+    }
+
+    /// Returns a pointer to a word.
+    fn word_pointer(&self, offset: usize) -> Result<*mut u64> {
         let at = self.pointer(offset, 8)?;
         if !(at as usize).is_multiple_of(8) {
             return Err(Error::InvalidArgument("a word starts at a multiple of 8"));
         }
+        Ok(at.cast())
+    }
+
+    /// Returns a word of pages that cannot disappear.
+    fn word(&self, offset: usize) -> Result<&AtomicU64> {
+        let at = self.word_pointer(offset)?;
         // SAFETY: the eight bytes are valid, aligned, and live as long as `self`. Atomics may be
         // shared.
-        Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
+        Ok(unsafe { AtomicU64::from_ptr(at) })
     }
 
     /// Loads the word at `offset`, a multiple of 8, in native byte order. Atomic with respect to
@@ -300,6 +481,14 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::InvalidArgument`]: the word is outside the region or misaligned.
     pub fn load_u64(&self, offset: usize) -> Result<u64> {
+        if self.inner.is_file {
+            self.word_pointer(offset)?;
+            let mut octets = [0; 8];
+            // A copy of an aligned word is one load.
+            self.read_at(offset, &mut octets)?;
+            fence(Ordering::Acquire);
+            return Ok(u64::from_ne_bytes(octets));
+        }
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
@@ -308,6 +497,16 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::InvalidArgument`]: the word is outside the region or misaligned.
     pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
+        if self.inner.is_file {
+            self.check_writable()?;
+            let at = self.word_pointer(offset)?;
+            guarded::keep_regularly(now_ns());
+            // SAFETY: the word is aligned, and owned by the region.
+            return match unsafe { ProcessRange::store_word(at, value) } {
+                true => Ok(()),
+                false => Err(Error::Map(MapError::NoPage)),
+            };
+        }
         self.word(offset)?.store(value, Ordering::Release);
         Ok(())
     }
@@ -318,7 +517,32 @@ impl MemoryRegion {
     /// # Errors
     /// [`Error::InvalidArgument`]: the word is outside the region or misaligned.
     pub fn fetch_add_u64(&self, offset: usize, add: u64) -> Result<u64> {
-        Ok(self.word(offset)?.fetch_add(add, Ordering::AcqRel))
+        if !self.inner.is_file {
+            return Ok(self.word(offset)?.fetch_add(add, Ordering::AcqRel));
+        }
+        self.check_writable()?;
+        let (mut old, at) = (self.load_u64(offset)?, self.word_pointer(offset)?);
+        loop {
+            // SAFETY: the word is aligned, and owned by the region.
+            match unsafe { ProcessRange::exchange(at, old, old.wrapping_add(add)) } {
+                Some(found) if found == old => return Ok(old),
+                Some(found) => old = found,
+                None => return Err(Error::Map(MapError::NoPage)),
+            }
+        }
+    }
+}
+
+/// Copies bytes from or to pages that may have disappeared.
+///
+/// # Safety
+/// As for [`guarded::copy`].
+unsafe fn copy_guarded(from: *const u8, to: *mut u8, len: usize) -> Result<()> {
+    guarded::keep_regularly(now_ns());
+    // SAFETY: guaranteed by the caller.
+    match unsafe { guarded::copy(from, to, len) } {
+        true => Ok(()),
+        false => Err(Error::Map(MapError::NoPage)),
     }
 }
 

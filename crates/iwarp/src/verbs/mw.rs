@@ -1,6 +1,6 @@
 //! Memory windows.
 
-use super::{MemoryRegion, ProtectionDomain, RemoteMemory};
+use super::{MemoryRegion, ProtectionDomain, RemoteMemory, WriteAccess};
 use crate::error::{Error, Result};
 use crate::runtime::Context;
 use crate::sys::fork::Origin;
@@ -36,9 +36,16 @@ pub struct MemoryWindow {
     /// The region is dropped after the window, because memory cannot be deregistered while a window
     /// is bound to it.
     region: MemoryRegion,
+    /// While the peer may write, no reference to the region's memory may exist.
+    writes: Option<WriteAccess>,
 }
 
 impl MemoryWindow {
+    /// Keeps the right to write the region for as long as the window exists.
+    pub(crate) fn keep(&mut self, writes: WriteAccess) {
+        self.writes = Some(writes);
+    }
+
     pub(super) fn allocate(pd: &ProtectionDomain, region: &MemoryRegion) -> Result<Self> {
         if !region.is_of(pd) || !region.access().contains(Access::MW_BIND) {
             return Err(Error::InvalidArgument(
@@ -51,6 +58,7 @@ impl MemoryWindow {
             stag: ctx.allocate_window(WindowType::Type2, pd.number())?,
             origin: Origin::current_process(),
             region: region.clone(),
+            writes: None,
         })
     }
 
@@ -105,6 +113,8 @@ impl Drop for MemoryWindow {
         if let Err(error) = self.ctx.deallocate_window(self.stag_when_bound()) {
             // After a failed bind, the window still has its first key.
             if self.ctx.deallocate_window(self.stag).is_err() {
+                // The peer can still access the memory, so nothing else may rely on its end.
+                std::mem::forget((self.region.clone(), self.writes.take()));
                 tracing::debug!(%error, "cannot deallocate a memory window");
             }
         }

@@ -1,9 +1,11 @@
-//! The memory of a region: pages of its own, a vector of the program, or `Bytes`.
+//! The memory of a region: pages of its own or of a file, a vector of the program, `Bytes`, or a
+//! part of another region.
 //!
 //! Invariant of the `unsafe` code: [`Elements`] owns the allocation of a `Vec<T>` of plain
 //! elements, as raw parts. Its address does not change until it is dropped. References to it are
 //! created only by [`Elements::octets`], before it is registered.
 
+use super::MemoryRegion;
 use crate::sys::mapping::Mapping;
 use bytemuck::Pod;
 use std::mem::ManuallyDrop;
@@ -16,6 +18,8 @@ pub(crate) enum Pages {
     Elements(Elements),
     #[cfg(feature = "bytes")]
     Bytes(bytes::Bytes),
+    /// Bytes of a registered block: its handle, an offset, and a length inside it.
+    Part(MemoryRegion, usize, usize),
 }
 
 impl Pages {
@@ -26,6 +30,11 @@ impl Pages {
             Self::Elements(elements) => elements.first.as_ptr(),
             #[cfg(feature = "bytes")]
             Self::Bytes(bytes) => bytes.as_ptr().cast_mut(),
+            Self::Part(block, at, len) => match block.pointer(*at, *len) {
+                Ok(first) => first,
+                // Unreachable: the part is inside the block.
+                Err(_) => NonNull::dangling().as_ptr(),
+            },
         }
     }
 
@@ -35,6 +44,16 @@ impl Pages {
             Self::Elements(elements) => elements.len,
             #[cfg(feature = "bytes")]
             Self::Bytes(bytes) => bytes.len(),
+            Self::Part(_, _, len) => *len,
+        }
+    }
+
+    /// Returns `true` if the bytes are those of a file, which may change or disappear.
+    pub(crate) fn is_file(&self) -> bool {
+        match self {
+            Self::Mapped(mapping) => mapping.is_file(),
+            Self::Part(block, ..) => block.is_file(),
+            _ => false,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use iwarp::connection::Refusal;
 use iwarp::verbs::{PostError, WcStatus};
-use iwarp::{Config, Connection, Error, Options};
+use iwarp::{Access, Config, Connection, Error, Options};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -197,6 +197,8 @@ fn forked_child_does_not_use_connection() {
         let (a, b) = pair();
         let region = a.allocate::<u8>(8).unwrap();
         let posted = a.send(&region).started();
+        let pool = a.endpoint().pool::<u8>(8, 1, Access::empty()).unwrap();
+        let buffer = pool.take().wait().unwrap();
         // SAFETY: the child takes none of the parent's locks, and ends with `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -206,8 +208,9 @@ fn forked_child_does_not_use_connection() {
                 && refused(a.recv().wait().map(drop))
                 && refused(a.closed().wait().map(drop))
                 && refused(a.close())
-                && refused(a.bind(&region, ALL).wait().map(drop));
-            drop((posted, region));
+                && refused(a.bind(&region, ALL).wait().map(drop))
+                && refused(pool.take().wait().map(drop));
+            drop((posted, region, buffer, pool));
             drop((a, b));
             // SAFETY: `_exit` is async-signal-safe.
             unsafe { libc::_exit(i32::from(!good)) };
@@ -220,6 +223,7 @@ fn forked_child_does_not_use_connection() {
             "{status}"
         );
         posted.wait_for(LIMIT).unwrap();
+        assert_eq!((buffer.len(), pool.in_use()), (8, 1));
         assert_eq!(b.recv().wait_for(LIMIT).unwrap().len(), 8);
         b.send("the parent goes on").wait().unwrap();
         assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"the parent goes on");

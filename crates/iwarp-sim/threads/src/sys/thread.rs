@@ -30,3 +30,6 @@ pub(crate) const fn thread_id() -> u32 {
 pub(crate) const fn is_runnable(_: u32) -> bool {
     true
 }
+
+/// Does nothing: the model decides which thread runs.
+pub(crate) const fn request_time_slice(_: u64) {}

@@ -2,8 +2,8 @@
 //! alternating rounds.
 //!
 //! ```sh
-//! cargo run --release --example cost             # 15 rounds
-//! cargo run --release --example cost 5 20000     # 5 rounds of 20,000 Writes
+//! cargo run --release -p iwarp-bench --bin iwarp-cost             # 15 rounds
+//! cargo run --release -p iwarp-bench --bin iwarp-cost 5 20000     # 5 rounds of 20,000 Writes
 //! ```
 //!
 //! Both programs do the same: Writes with a completion each, one after the other; Writes with 64 in
@@ -263,7 +263,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let rounds = args.next().map_or(Ok(15), |n| n.parse())?;
     let writes = args.next().map_or(Ok(200_000), |n| n.parse())?;
     if rounds == 0 || writes < WINDOW {
-        return Err("usage: cost [ROUNDS [WRITES]]".into());
+        return Err("usage: iwarp-cost [ROUNDS [WRITES]]".into());
     }
     let (calls, verbs) = (Calls::new()?, Explicit::new()?);
     compare(
