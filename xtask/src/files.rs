@@ -46,7 +46,14 @@ pub fn listed(root: &Path) -> Result<Vec<String>> {
 }
 
 /// Path prefixes of files that programs or other projects wrote.
-const FOREIGN: &[&str] = &["Cargo.lock", "rfcs/rfc", "fuzz/seeds/", "fuzz/host/seeds/"];
+const FOREIGN: &[&str] = &[
+    "Cargo.lock",
+    "bench/compare/Cargo.lock",
+    "bench/compare/async-rdma/Cargo.lock",
+    "rfcs/rfc",
+    "fuzz/seeds/",
+    "fuzz/host/seeds/",
+];
 /// Suffixes of binary files.
 const BINARY: &[&str] = &[".pcap", ".pcapng", ".bin", ".png"];
 

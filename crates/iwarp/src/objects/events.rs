@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Events in the order in which they happened. The descriptor is readable while events are pending
-/// (level-triggered). It may be duplicated and watched by `poll`, `epoll` or an async runtime.
+/// Events in the order in which they happened. The descriptor is readable while events are pending,
+/// and each event signals it again. It may be duplicated and watched by `poll`, `epoll` (also
+/// edge-triggered) or an async runtime.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     queue: Mutex<Waiting<T>>,
@@ -67,10 +68,9 @@ impl<T> EventQueue<T> {
         let mut queue = self.queue.lock();
         queue.events.push_back(event);
         // Signal with the lock held. Otherwise another thread could take the event first, and the
-        // descriptor would stay readable without an event.
-        if queue.events.len() == 1 {
-            queue.signal(&self.fd);
-        }
+        // descriptor would stay readable without an event. Signal each event, as the kernel's
+        // channels do: some programs watch the edges of the descriptor and never take events.
+        queue.signal(&self.fd);
     }
 
     /// Wakes waiting tasks. Call it with no lock held, because wakers run code of the program.
@@ -272,6 +272,29 @@ mod tests {
         queue.push(4);
         assert_eq!((is_readable(&queue), queue.try_next()), (true, Some(4)));
         assert!(!is_readable(&queue));
+    }
+
+    /// async-rdma never takes an event: it watches the descriptor edge-triggered and polls its
+    /// completion queue at each edge.
+    #[test]
+    fn each_event_is_an_edge() {
+        use rustix::event::{Timespec, epoll};
+        let queue = EventQueue::new().unwrap();
+        let watch = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&watch, &queue, epoll::EventData::new_u64(0), edges).unwrap();
+        let woken = || {
+            let mut events = Vec::with_capacity(4);
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            epoll::wait(&watch, spare, Some(&Timespec::default())).unwrap()
+        };
+        assert_eq!(woken(), 0);
+        for event in 1..=3 {
+            queue.push(event);
+            assert_eq!((woken(), woken()), (1, 0), "event {event}");
+        }
+        assert_eq!(queue.try_next(), Some(1));
+        assert_eq!(woken(), 0, "no new event");
     }
 
     /// Some programs read the descriptor before they take the event.
