@@ -374,6 +374,7 @@ fn listens(port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpStream;
 
     #[test]
     fn peer_outputs_are_parsed() {
@@ -426,9 +427,10 @@ mod tests {
     #[test]
     fn listener_is_detected() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        assert!(listens(port));
-        drop(listener);
-        assert!(!listens(port));
+        let at = listener.local_addr().unwrap();
+        assert!(listens(at.port()));
+        // While the client is connected, no other program can listen on its port.
+        let client = TcpStream::connect(at).unwrap();
+        assert!(!listens(client.local_addr().unwrap().port()));
     }
 }
