@@ -76,6 +76,8 @@ pub(super) struct Router {
     connection: OnceLock<Weak<Inner>>,
     slots: Slots<Held, Failure>,
     state: Mutex<State>,
+    /// The connection is about to end: the next thread that has routed all completions ends it.
+    ending: AtomicBool,
     /// The connection has ended: nothing is posted any more, and no message arrives. Set while
     /// `state` is locked.
     ended: AtomicBool,
@@ -126,6 +128,7 @@ impl Router {
             connection: OnceLock::new(),
             slots: Slots::new(depth),
             state: Mutex::new(State::new(receives)),
+            ending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             turns: Turns::default(),
@@ -385,11 +388,12 @@ impl Router {
 
     /// Records the end of the connection, and wakes all waiters for a message or the end. Requests
     /// of the backlog fail; posted requests still get their completions.
+    ///
+    /// The messages that arrived before the end are routed first.
     pub(super) fn end(&self) {
-        let mut due = Due::default();
-        self.end_with(&mut self.state.lock(), &mut due);
-        self.fail_unposted(&mut due);
-        call_all(due.wakers);
+        self.ending.store(true, Ordering::Release);
+        // If another thread routes, it routes once more after this.
+        self.route(false);
     }
 
     fn end_with(&self, state: &mut State, due: &mut Due) {
@@ -458,6 +462,9 @@ impl Router {
     fn route(&self, drive: bool) {
         let mut scratch = None;
         self.baton.drive(|| {
+            // Read before the completions: those of the last messages were written before it was
+            // set.
+            let ending = self.ending.load(Ordering::Acquire);
             let mut first = [Cqe::default()];
             let looked = match drive {
                 true => self.cq.poll(&mut first),
@@ -467,6 +474,10 @@ impl Router {
                 Ok(0) => {}
                 Ok(_) => self.take_all(&first, scratch.get_or_insert_with(|| self.take_scratch())),
                 Err(_) => self.lose(&mut scratch.get_or_insert_with(|| self.take_scratch()).due),
+            }
+            if ending && !self.has_ended() {
+                let due = &mut scratch.get_or_insert_with(|| self.take_scratch()).due;
+                self.end_with(&mut self.state.lock(), due);
             }
         });
         if let Some(mut scratch) = scratch {

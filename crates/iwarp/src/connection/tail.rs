@@ -72,10 +72,11 @@ impl Wake for Watcher {
 }
 
 impl Shared {
-    /// Returns `true` if the peer has much to read.
-    fn is_peer_busy(&self) -> bool {
+    /// Returns `true` if the peer has much to read. `unsent` places were taken for gathered data,
+    /// which the peer cannot return.
+    fn is_peer_busy(&self, unsent: u32) -> bool {
         let state = self.state.lock();
-        let places = state.window - state.credits;
+        let places = (state.window - state.credits).saturating_sub(unsent);
         places >= state.window.div_ceil(2) || state.peer_slots.in_flight() >= FULL
     }
 
@@ -106,7 +107,7 @@ impl Shared {
 
     /// Takes a credit and a slot, if the peer has much to read.
     fn start_gathering(&self) -> Result<Option<Gathered>> {
-        if !self.is_peer_busy() || !self.has_slots() {
+        if !self.is_peer_busy(0) || !self.has_slots() {
             return Ok(None);
         }
         let Credit::Large(slot) = self.take_credit(&mut None, true)? else {
@@ -124,7 +125,7 @@ impl Shared {
 
     /// Sends gathered data if the peer has little to read.
     pub(super) fn send_due_tail(&self) {
-        if self.tail.gathered.lock().is_some() && !self.is_peer_busy() {
+        if self.tail.gathered.lock().is_some() && !self.is_peer_busy(1) {
             self.send_tail();
         }
     }
