@@ -237,6 +237,7 @@ impl Shared {
             .sending(Ok(()), Op::Send, Payload::from(more));
         operation.with_header(header(kind, 0, number))
     }
+
     /// Handles all messages that have arrived. Returns `true` if no more will come.
     pub(super) fn pump(&self) -> Result<bool> {
         let inner = &self.connection.inner;
@@ -340,6 +341,7 @@ impl Shared {
             tracing::debug!(%error, "a slot cannot be lent again");
         }
     }
+
     /// Takes a credit for the sender with this ticket, and a slot if the message is `large`.
     pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>, large: bool) -> Result<Credit> {
         let mut state = self.state.lock();

@@ -72,13 +72,12 @@ pub(super) struct PeerSlots {
     pub(super) len: usize,
     /// Slots that can be written, the one that was returned last at the end.
     free: Vec<(u8, u32)>,
-    /// Bit set of all slots that the peer has lent, and of those that are being used.
-    known: u32,
-    used: u32,
     /// For each slot that is being used, the length of its message in bytes.
     lens: [u32; SLOTS_MAX],
     /// The peer was asked for slots.
     wanted: bool,
+    /// The peer has lent slots.
+    lent: bool,
     starved: bool,
 }
 
@@ -89,7 +88,7 @@ impl PeerSlots {
 
     /// Returns `true` if the peer has lent slots.
     pub(super) const fn are_lent(&self) -> bool {
-        self.known != 0
+        self.lent
     }
 
     /// Returns `true` at the first call, when the peer must be asked for slots.
@@ -115,7 +114,6 @@ impl PeerSlots {
             self.starved = self.are_lent();
             return None;
         };
-        self.used |= 1 << slot;
         Some(Granted {
             slot,
             stag,
@@ -125,7 +123,6 @@ impl PeerSlots {
 
     /// Returns a slot that was taken and not used.
     pub(super) fn put_back(&mut self, granted: Granted) {
-        self.used &= !(1 << granted.slot);
         self.free.push((granted.slot, granted.stag));
     }
 
@@ -136,15 +133,13 @@ impl PeerSlots {
     }
 
     fn add_slot(&mut self, [a, b, c, slot, stag @ ..]: [u8; ENCODED_SLOT]) -> bool {
-        let bit = 1u32.checked_shl(slot.into()).unwrap_or(0);
-        let is_free = self.known & !self.used & bit != 0;
+        let is_free = self.free.iter().any(|(free, _)| *free == slot);
         let exists = [a, b, c] == [0; 3] && usize::from(slot) < SLOTS_MAX && self.len > 0;
         if !exists || is_free {
             return false;
         }
         self.set_len(slot, 0);
-        self.known |= bit;
-        self.used &= !bit;
+        self.lent = true;
         self.free.push((slot, u32::from_be_bytes(stag)));
         true
     }

@@ -7,11 +7,11 @@
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
 use crate::failure::{MapError, Refusal};
-use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain, WriteAccess, Writing};
+use crate::verbs::{Elements, MemoryRegion, Pages, ProtectionDomain, WriteAccess, Writing, bounds};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 
 pub(crate) const REMOTE: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
@@ -83,16 +83,7 @@ impl<T> From<&Self> for Region<T> {
 
 /// Resolves a range; returns its first element and its length.
 pub(super) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
-    let start = match range.start_bound() {
-        Bound::Included(s) => *s,
-        Bound::Excluded(s) => s.saturating_add(1),
-        Bound::Unbounded => 0,
-    };
-    let end = match range.end_bound() {
-        Bound::Included(e) => e.saturating_add(1),
-        Bound::Excluded(e) => *e,
-        Bound::Unbounded => len,
-    };
+    let (start, end) = bounds(range, len);
     if start > end || end > len {
         return Err(Error::Refused(Refusal::OutOfRange {
             end: end.max(start) as u64,

@@ -198,7 +198,7 @@ pub(crate) use borrows::Borrows;
 pub(crate) use lease::{Buffer, TakeBack};
 pub(crate) use lent::{LentBytes, LentMemory};
 pub use mr::{MemoryRegion, RemoteMemory};
-pub(crate) use mr::{WriteAccess, Writing};
+pub(crate) use mr::{WriteAccess, Writing, bounds};
 pub use mw::MemoryWindow;
 pub(crate) use pages::{Elements, Pages};
 pub use pd::ProtectionDomain;

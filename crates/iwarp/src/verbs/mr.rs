@@ -243,6 +243,22 @@ impl RemoteMemory {
     }
 }
 
+/// Returns the first index of a range and the index after its last one. `len` is the number of all
+/// indices; the range may exceed it.
+pub(crate) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(s) => *s,
+        Bound::Excluded(s) => s.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(e) => e.saturating_add(1),
+        Bound::Excluded(e) => *e,
+        Bound::Unbounded => len,
+    };
+    (start, end)
+}
+
 impl MemoryRegion {
     pub(super) fn allocate(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
         let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
@@ -341,16 +357,7 @@ impl MemoryRegion {
     }
 
     fn resolve(&self, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
-        let start = match range.start_bound() {
-            Bound::Included(s) => *s,
-            Bound::Excluded(s) => s.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(e) => e.saturating_add(1),
-            Bound::Excluded(e) => *e,
-            Bound::Unbounded => self.len(),
-        };
+        let (start, end) = bounds(range, self.len());
         if start > end || end > self.len() {
             return Err(Error::InvalidArgument("the range is not inside the region"));
         }
