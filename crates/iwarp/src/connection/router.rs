@@ -76,7 +76,7 @@ pub(super) struct Router {
     connection: OnceLock<Weak<Inner>>,
     slots: Slots<Held, Failure>,
     state: Mutex<State>,
-    /// The connection is about to end: the next thread that has routed all completions ends it.
+    /// The end is to be recorded: the next thread that has routed all completions does it.
     ending: AtomicBool,
     /// The connection has ended: nothing is posted any more, and no message arrives. Set while
     /// `state` is locked.
@@ -464,7 +464,8 @@ impl Router {
         self.baton.drive(|| {
             // Read before the completions: those of the last messages were written before it was
             // set.
-            let ending = self.ending.load(Ordering::Acquire);
+            let ending =
+                self.ending.load(Ordering::Acquire) && self.ending.swap(false, Ordering::AcqRel);
             let mut first = [Cqe::default()];
             let looked = match drive {
                 true => self.cq.poll(&mut first),
@@ -475,7 +476,9 @@ impl Router {
                 Ok(_) => self.take_all(&first, scratch.get_or_insert_with(|| self.take_scratch())),
                 Err(_) => self.lose(&mut scratch.get_or_insert_with(|| self.take_scratch()).due),
             }
-            if ending && !self.has_ended() {
+            // Even if a failed request has ended the connection: only now the reason is known, and
+            // tasks may wait for it.
+            if ending {
                 let due = &mut scratch.get_or_insert_with(|| self.take_scratch()).due;
                 self.end_with(&mut self.state.lock(), due);
             }

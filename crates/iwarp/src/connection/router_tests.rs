@@ -396,3 +396,16 @@ fn refused_request_leaves_backlog() {
     }
     assert_eq!(received(&b, 2), [0, 1]);
 }
+
+/// A failed request ends the connection before the reason is known, so tasks go on waiting.
+#[test]
+fn each_end_wakes_waiters() {
+    let (a, _b) = pair();
+    let router = &a.inner.router;
+    for _ in 0..2 {
+        let (calls, waker) = Calls::new();
+        router.wait_for_end(&mut None, &waker);
+        router.end();
+        assert_eq!(calls.count(), 1);
+    }
+}
