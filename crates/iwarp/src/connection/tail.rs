@@ -180,9 +180,39 @@ impl Shared {
             }
             let ticket = self.tail.ticket.lock().take();
             router.leave_readers(ticket);
-            if self.pump().is_err() {
+            if !matches!(self.pump(), Ok(false)) {
+                // The connection has ended, and the next write notices that.
                 return;
             }
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::super::testing::{channels, until};
+    use super::super::{Options, Stream};
+    use super::*;
+
+    #[test]
+    fn watching_ends_with_the_connection() {
+        let (a, b) = channels(&Options::new());
+        let ends = [a.connection(), b.connection()];
+        until("slots are lent", &ends, || {
+            b.shared.pump().unwrap();
+            a.shared.pump().unwrap();
+            a.shared.has_slots()
+        });
+        // The peer's program reads nothing.
+        let (_read, mut write) = Stream::from(a.clone()).into_split();
+        until("data is gathered", &ends, || {
+            assert!(write.poll_write(b"x", Waker::noop()).is_ready());
+            a.shared.tail.gathered.lock().is_some()
+        });
+        a.connection().close().unwrap();
+        until("the end", &ends, || a.shared.pump().unwrap());
+        a.shared.watch_tail();
+        let refused = write.poll_write(b"x", Waker::noop());
+        assert!(matches!(refused, std::task::Poll::Ready(Err(_))));
     }
 }
