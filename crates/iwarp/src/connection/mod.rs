@@ -40,6 +40,7 @@ mod channel_wait;
 mod endpoint;
 mod exclusive;
 mod farewell;
+mod frames;
 mod handle;
 mod large;
 mod listener;

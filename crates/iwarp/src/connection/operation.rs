@@ -144,6 +144,8 @@ pub(super) enum Local<'a> {
     Window(MemoryWindow),
     /// Nothing, but the connection stays until the request has completed.
     Farewell(Arc<Inner>),
+    /// Memory of a channel to which data was copied, from its beginning on.
+    Staged(MemoryRegion, Farewell),
 }
 
 impl<'a> Local<'a> {
@@ -162,6 +164,7 @@ impl<'a> Local<'a> {
             Local::Target(writes, _) => Some(Held::Target(writes)),
             Local::Window(window) => Some(Held::Window(window)),
             Local::Farewell(connection) => Some(Held::Connection(Farewell::new(connection))),
+            Local::Staged(memory, farewell) => Some(Held::Staged(memory, farewell)),
             Local::None | Local::Copied(_) | Local::Owned(_) | Local::Answer => None,
         }
     }
@@ -185,6 +188,7 @@ impl<'a> Local<'a> {
                 _ => Local::None,
             },
             Local::Region(memory, at) => Local::Region(memory.clone(), *at),
+            Local::Staged(memory, _) => Local::Region(memory.clone(), 0),
             Local::Target(writes, at) => Local::Target(writes.clone(), *at),
             Local::Answer => Local::Answer,
             Local::None | Local::Window(_) | Local::Farewell(_) => Local::None,
@@ -218,6 +222,16 @@ impl<'a> Request<'a> {
 
     pub(super) const fn empty() -> Self {
         Self::new(Op::Send, Local::None, 0)
+    }
+
+    /// Returns a request that sends the first `octets` bytes of `memory`.
+    pub(super) const fn staged(
+        op: Op,
+        memory: MemoryRegion,
+        farewell: Farewell,
+        octets: u64,
+    ) -> Self {
+        Self::new(op, Local::Staged(memory, farewell), octets)
     }
 
     /// Returns an empty Send. If its operation is dropped, the connection stays until it has
@@ -288,6 +302,10 @@ impl<'a> Request<'a> {
         match &self.local {
             Local::Region(memory, at) => {
                 elements = [self.part_of(memory, *at)?];
+                wr.sges = &elements;
+            }
+            Local::Staged(memory, _) => {
+                elements = [self.part_of(memory, 0)?];
                 wr.sges = &elements;
             }
             Local::Target(writes, at) => {
@@ -593,23 +611,30 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         matches!(self.request.local, Local::Copied(_))
     }
 
-    /// Returns the length of its data in bytes.
-    pub(super) fn octets(&self) -> usize {
-        usize::try_from(self.request.octets).unwrap_or(usize::MAX)
+    /// Returns the data that is copied when it is posted, if it has not been posted.
+    pub(super) fn unsent(&self) -> Option<&[u8]> {
+        match self.stage {
+            Stage::New => self.request.local.copied(),
+            _ => None,
+        }
+    }
+
+    /// Ends it without posting it, because its data has been copied to a later request.
+    pub(super) fn supersede(&mut self) {
+        self.stage = Stage::Over;
+        self.begun = true;
     }
 
     /// Makes it another operation, which `op` creates from the length of the data. If there is
-    /// `staging`, copies the data to this memory, unless it is there already, and sends the given
-    /// length from there.
+    /// `staging`, copies the data to this memory, and sends them from there.
     pub(super) fn aim(
         &mut self,
-        staging: Option<(MemoryRegion, usize)>,
+        staging: Option<(MemoryRegion, Farewell)>,
         op: impl FnOnce(u32) -> Op,
     ) -> Result<()> {
-        if let Some((memory, len)) = staging {
+        if let Some((memory, farewell)) = staging {
             memory.write_at(0, self.request.local.copied().unwrap_or_default())?;
-            self.request.octets = len as u64;
-            self.request.local = Local::Region(memory, 0);
+            self.request.local = Local::Staged(memory, farewell);
         }
         let len = u32::try_from(self.request.octets);
         self.request.op = op(len.map_err(|_| Error::Post(PostError::MessageTooLong))?);
@@ -626,8 +651,14 @@ impl<'a, Y: Yield> Operation<'a, Y> {
     }
 
     /// Returns `true` if it was posted or queued, and its result has not been taken.
+    #[cfg(test)]
     pub(super) const fn is_started(&self) -> bool {
         matches!(self.stage, Stage::Started(_))
+    }
+
+    /// Returns `true` if its data was copied, and the connection stays until it has completed.
+    pub(super) const fn is_staged(&self) -> bool {
+        matches!(self.request.local, Local::Staged(..))
     }
 
     pub(super) const fn is_refused(&self) -> bool {
