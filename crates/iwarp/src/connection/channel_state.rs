@@ -6,8 +6,8 @@
 use super::large::{
     Announced, ENCODED_SLOT, OwnSlots, PeerSlots, SLOT_LEN, SLOT_LEN_MAX, SLOTS_MAX,
 };
-use super::operation::HEADER;
 use super::receive::Message;
+use super::request::HEADER;
 use super::waiters::{Place, Ticket, Waiters};
 use crate::verbs::LentMemory;
 use std::collections::VecDeque;

@@ -3,10 +3,12 @@
 use super::channel::{Channel, Credit, Handle, Shared};
 use super::channel_state::{Arrival, State, VERSION, header, kind};
 use super::large::{Granted, SLOT_LEN};
-use super::operation::{Done, HEADER, Op, Operation};
+use super::operation::Operation;
+use super::output::Done;
 use super::payload::{Carried, Checked, Payload, refused};
 use super::receive::Message;
 use super::region::resolve;
+use super::request::{HEADER, Op};
 use super::router::{Router, call_all};
 use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::{Place, Ticket};

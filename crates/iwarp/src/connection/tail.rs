@@ -11,8 +11,8 @@
 
 use super::channel::{Credit, Shared};
 use super::large::{Announced, Granted};
-use super::operation::Op;
 use super::payload::Payload;
+use super::request::Op;
 use super::waiters::Ticket;
 use crate::error::Result;
 use crate::verbs::MemoryRegion;
