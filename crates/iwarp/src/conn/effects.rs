@@ -493,7 +493,7 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let srq = ctx.create_srq(1, 4, 1).unwrap();
-        let attributes = crate::conn::qp::QpAttributes {
+        let attributes = crate::conn::attributes::QpAttributes {
             srq: Some(srq.clone()),
             ..testing::attributes(&ctx, &cq, &cq)
         };

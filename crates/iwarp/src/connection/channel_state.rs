@@ -7,8 +7,8 @@ use super::frames::{self, FRAME};
 use super::large::{
     Announced, ENCODED_SLOT, Owed, OwnSlots, PeerSlots, SLOT_LEN, SLOT_LEN_MAX, SLOTS_MAX,
 };
-use super::operation::HEADER;
 use super::receive::Message;
+use super::request::HEADER;
 use super::tail::FULL;
 use super::waiters::{Place, Ticket, Waiters};
 use crate::verbs::{LentBytes, LentMemory};

@@ -3,9 +3,11 @@
 use super::channel::{Channel, Credit, Handle, Need, Shared};
 use super::channel_state::{Received, State, VERSION, header, kind};
 use super::large::{Granted, SLOT_LEN};
-use super::operation::{Done, HEADER, Op, Operation};
+use super::operation::Operation;
+use super::output::Done;
 use super::payload::{Carried, Checked, Payload, refused};
 use super::region::resolve;
+use super::request::{HEADER, Op};
 use super::router::{Router, call_all};
 use super::tail::{Kind, MESSAGE_MAX};
 use super::wait::{Wait, impl_future_and_wait};

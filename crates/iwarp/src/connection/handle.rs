@@ -2,11 +2,13 @@
 
 use super::batch::Batch;
 use super::endpoint::Endpoint;
-use super::operation::{Bound, Done, Element, Elements, Local, Op, Operation, Request, Yield};
+use super::operation::Operation;
+use super::output::{Bound, Done, Element, Elements, Yield};
 use super::payload::{Checked, Payload, refused};
 use super::receive::{Buffers, Recv};
 use super::region::{REMOTE, Region};
 use super::remote::RemoteRegion;
+use super::request::{Local, Op, Request};
 use super::router::{Router, SlotId};
 use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::Ticket;

@@ -7,7 +7,7 @@
 //!
 //! A sender uses the slot that was returned last, whose memory is in the caches of both processors.
 
-use super::operation::Target;
+use super::request::Target;
 use crate::error::Result;
 use crate::verbs::{LentMemory, ProtectionDomain};
 use std::sync::Arc;

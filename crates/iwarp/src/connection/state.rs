@@ -7,7 +7,7 @@
 use super::batch::{Kept, Requests};
 use super::farewell::Farewell;
 use super::handle::Inner;
-use super::operation::Request;
+use super::request::Request;
 use super::waiters::Waiters;
 use crate::error::Result;
 use crate::verbs::{MemoryRegion, MemoryWindow, WriteAccess};

@@ -305,82 +305,98 @@ fn region_with(connection: &iwarp::Connection, stag: u32) -> RemoteRegion<u8> {
     RemoteRegion::from_bytes(&token).unwrap()
 }
 
-/// A peer that breaks the rules of slots loses the connection, and changes no message.
-#[test]
-fn slot_violations_end_the_channel() {
-    /// What the peer does with its four slots after it has written the first one.
-    type Misdeed = fn(&iwarp::Connection, &[RemoteRegion<u8>]);
-    let announce = |slot: u32, len: u32| slot << 24 | (len - 1);
-    assert_eq!(announce(1, 1), 1 << 24);
-    let misdeeds: [Misdeed; 6] = [
-        // It announces a slot that it has announced already,
-        |peer, slots| {
-            drop(
-                peer.write_with_immediate(&[2], &slots[1].slice(..1).unwrap(), 3 << 24)
-                    .wait(),
-            )
-        },
-        // a slot that does not exist,
-        |peer, slots| {
-            drop(
-                peer.write_with_immediate(&[2], &slots[1].slice(..1).unwrap(), 9 << 24)
-                    .wait(),
-            )
-        },
-        // more than fits into a slot.
-        |peer, slots| {
-            let announced = 1 << 24 | (1 << 20);
-            drop(
-                peer.write_with_immediate(&[2], &slots[1].slice(..1).unwrap(), announced)
-                    .wait(),
-            );
-        },
-        // It writes a slot after it has announced it, or beyond its end.
-        |peer, slots| drop(peer.write(&[2], &slots[3].slice(..1).unwrap()).wait()),
-        |peer, _| {
-            drop(
-                peer.send(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0])
-                    .wait(),
-            )
-        },
-        // It announces several messages, of which the first exceeds what it has written.
-        |peer, slots| {
-            let announced = 1 << 30 | 1 << 24 | 15;
-            let octets = [0, 0, 0, 9, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
-            drop(
-                peer.write_with_immediate(&octets, &slots[1].slice(..16).unwrap(), announced)
-                    .wait(),
-            );
-        },
-    ];
-    for (i, misdeed) in misdeeds.iter().enumerate() {
+/// Returns the immediate data that announces `len` octets in a slot.
+const fn announce(slot: u32, len: u32) -> u32 {
+    slot << 24 | (len - 1)
+}
+
+/// A channel whose peer is a connection that sends raw messages, and has four slots.
+struct Victim {
+    peer: iwarp::Connection,
+    channel: Channel,
+    slots: Vec<RemoteRegion<u8>>,
+}
+
+impl Victim {
+    fn new() -> Self {
         let (peer, end) = pair_with(&Options::new());
         peer.send(hello()).wait().unwrap();
         let channel = Channel::open(end).wait_for(LIMIT).unwrap();
         drop(peer.recv().wait_for(LIMIT).unwrap());
         peer.send(&[5, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
-        let mut waiting = channel.recv();
-        let credit = loop {
-            if let Some(credit) = peer.recv().now().unwrap() {
-                break credit;
+        let credit = {
+            let mut waiting = channel.recv();
+            loop {
+                if let Some(credit) = peer.recv().now().unwrap() {
+                    break credit;
+                }
+                let nothing = std::pin::Pin::new(&mut waiting);
+                let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+                assert!(Future::poll(nothing, context).is_pending());
             }
-            let nothing = std::pin::Pin::new(&mut waiting);
-            let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
-            assert!(Future::poll(nothing, context).is_pending());
         };
         let slots = lent(&credit);
         assert_eq!(slots.len(), 4);
-        let slots: Vec<_> = slots
-            .iter()
-            .map(|(_, stag)| region_with(&peer, *stag))
-            .collect();
-        let first = slots[3].slice(..3).unwrap();
+        let slots = slots.iter().map(|(_, stag)| region_with(&peer, *stag));
+        let slots = slots.collect();
+        Self {
+            peer,
+            channel,
+            slots,
+        }
+    }
+
+    /// Writes an octet to the second slot, with this immediate data.
+    fn write_announced(&self, immediate: u32) {
+        let slot = self.slots[1].slice(..1).unwrap();
+        drop(
+            self.peer
+                .write_with_immediate(&[2], &slot, immediate)
+                .wait(),
+        );
+    }
+}
+
+/// A peer that breaks the rules of slots loses the connection, and changes no message.
+#[test]
+fn slot_violations_end_the_channel() {
+    assert_eq!(announce(1, 1), 1 << 24);
+    // What the peer does after it has written the slot with number 3.
+    let misdeeds: [fn(&Victim); 6] = [
+        // It announces a slot that it has announced already,
+        |victim| victim.write_announced(3 << 24),
+        // a slot that does not exist,
+        |victim| victim.write_announced(9 << 24),
+        // more than fits into a slot.
+        |victim| victim.write_announced(1 << 24 | (1 << 20)),
+        // It writes a slot after it has announced it, or beyond its end.
+        |victim| {
+            let slot = victim.slots[3].slice(..1).unwrap();
+            drop(victim.peer.write(&[2], &slot).wait());
+        },
+        |victim| {
+            let message = [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0];
+            drop(victim.peer.send(&message).wait());
+        },
+        // It announces several messages, of which the first exceeds what it has written.
+        |victim| {
+            let octets = [0, 0, 0, 9, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+            let slot = victim.slots[1].slice(..16).unwrap();
+            let announced = 1 << 30 | announce(1, 16);
+            let peer = &victim.peer;
+            drop(peer.write_with_immediate(&octets, &slot, announced).wait());
+        },
+    ];
+    for (i, misdeed) in misdeeds.iter().enumerate() {
+        let victim = Victim::new();
+        let first = victim.slots[3].slice(..3).unwrap();
+        let (peer, channel) = (&victim.peer, &victim.channel);
         peer.write_with_immediate(b"abc", &first, announce(3, 3))
             .wait()
             .unwrap();
-        let kept = waiting.wait_for(LIMIT).unwrap().unwrap();
+        let kept = channel.recv().wait_for(LIMIT).unwrap().unwrap();
         assert_eq!(*kept, *b"abc");
-        misdeed(&peer, &slots);
+        misdeed(&victim);
         let error = channel.recv().wait_for(LIMIT).unwrap_err();
         let expected = match i {
             3 => matches!(error, Error::Operation(_)),
