@@ -7,6 +7,7 @@
 mod compliance;
 mod deb;
 mod fuzz;
+mod lessons;
 mod licences;
 mod miri;
 mod mutants;
@@ -74,6 +75,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         output: Option<std::path::PathBuf>,
     },
+    /// Follow the lessons of docs/learn and compare what their commands print
+    Lessons(lessons::LessonsArgs),
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
+        Command::Lessons(args) => lessons::command(&args),
         Command::Deb(args) => deb::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),

@@ -1,7 +1,7 @@
 //! Draws curves over the message size. `DRAWINGS` defines which series are drawn, and how.
 
 use anyhow::{Result, anyhow};
-use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
+use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Theme, Unit};
 use serde_json::Value;
 
 use super::report::facts_line;
@@ -10,6 +10,10 @@ use super::samples::Samples;
 /// A picture: one file with one panel.
 struct Drawing {
     file: &'static str,
+    /// The heading of the picture.
+    heading: &'static str,
+    theme: Theme,
+    size: Option<(u32, u32)>,
     title: &'static str,
     metric: &'static str,
     unit: Unit,
@@ -23,6 +27,7 @@ struct Drawing {
 type Series = (&'static str, &'static str, (u8, u8, u8), Mark, bool);
 
 const BLACK: (u8, u8, u8) = (0, 0, 0);
+const WHITE: (u8, u8, u8) = (0xe6, 0xed, 0xf3);
 const GREY: (u8, u8, u8) = (0x99, 0x99, 0x99);
 const RED: (u8, u8, u8) = (0xd5, 0x5e, 0x00);
 const BLUE: (u8, u8, u8) = (0x00, 0x72, 0xb2);
@@ -31,9 +36,27 @@ const SKY: (u8, u8, u8) = (0x56, 0xb4, 0xe9);
 const PINK: (u8, u8, u8) = (0xcc, 0x79, 0xa7);
 const ORANGE: (u8, u8, u8) = (0xe6, 0x9f, 0x00);
 
+const HEADING: &str = "iwarp beside others";
+/// The curves of the README's picture, in colours for pages of each theme.
+const README_LIGHT: &[Series] = &readme_series(BLACK, BLUE);
+const README_DARK: &[Series] = &readme_series(WHITE, SKY);
+
+const fn readme_series(tcp: (u8, u8, u8), read: (u8, u8, u8)) -> [Series; 3] {
+    [
+        ("bw:write-crc", "RDMA Write", ORANGE, Mark::Triangle, false),
+        ("bw:read-crc", "RDMA Read", read, Mark::Diamond, false),
+        ("bw:tcp", "TCP, a send() each", tcp, Mark::Circle, false),
+    ]
+}
+
 const DRAWINGS: &[Drawing] = &[
+    readme("readme-light.svg", Theme::Light, README_LIGHT),
+    readme("readme-dark.svg", Theme::Dark, README_DARK),
     Drawing {
         file: "bandwidth.svg",
+        heading: HEADING,
+        theme: Theme::Light,
+        size: None,
         title: "One direction",
         metric: "gbps",
         unit: Unit::OctetsPerSecond,
@@ -67,6 +90,9 @@ const DRAWINGS: &[Drawing] = &[
     },
     Drawing {
         file: "latency.svg",
+        heading: HEADING,
+        theme: Theme::Light,
+        size: None,
         title: "Half round trip",
         metric: "med_us",
         unit: Unit::Seconds,
@@ -115,6 +141,21 @@ const DRAWINGS: &[Drawing] = &[
     },
 ];
 
+/// The README's picture, for pages of one theme.
+const fn readme(file: &'static str, theme: Theme, series: &'static [Series]) -> Drawing {
+    Drawing {
+        file,
+        heading: "RDMA over TCP beside plain TCP, on one machine",
+        theme,
+        size: Some((840, 380)),
+        title: "",
+        metric: "gbps",
+        unit: Unit::OctetsPerSecond,
+        factor: 1e9,
+        series,
+    }
+}
+
 /// Returns file names and pictures. A picture without any measured series is omitted.
 pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
     let facts = facts_line(facts);
@@ -126,7 +167,9 @@ pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str,
                 return None;
             }
             let figure = Figure {
-                title: "iwarp beside others".into(),
+                title: drawing.heading.into(),
+                theme: drawing.theme,
+                size: drawing.size,
                 band: Band::Quartiles,
                 facts: facts.clone(),
                 panels: vec![panel],
@@ -181,13 +224,13 @@ mod tests {
             samples.add(sample(0, "bw:tcp", size, &[("gbps", v)], true));
         }
         let drawn = all(&samples, &json!({ "cpu": "<a> & b" })).unwrap();
-        assert_eq!(drawn.len(), 1);
-        let svg = &drawn[0].1;
+        assert_eq!(drawn.len(), 3);
+        let svg = &drawn[2].1;
         assert!(svg.contains("&lt;a&gt; &amp; b") && svg.contains("\n1 GB/s\n"));
         assert!(svg.contains("\nTCP\n") && !svg.contains("\nWrite, CRC\n"));
         samples.add(sample(0, "lat:tcp-spin", 4, &[("med_us", 10.0)], true));
         let drawn = all(&samples, &json!({})).unwrap();
-        assert!(drawn[1].1.contains("\n10 µs\n"), "{}", drawn[1].1);
+        assert!(drawn[3].1.contains("\n10 µs\n"), "{}", drawn[3].1);
     }
 
     #[test]
