@@ -26,11 +26,14 @@ static void print(struct ibv_context *context)
 
 int main(void)
 {
-	int count;
-	struct ibv_device **list = created(ibv_get_device_list(&count), "ibv_get_device_list");
+	int count = 0;
+	/* NULL, if the kernel does not know RDMA at all. */
+	struct ibv_device **list = ibv_get_device_list(&count);
 
-	if (count == 0)
+	if (!list || count == 0) {
 		printf("there are no RDMA devices\n");
+		return 0;
+	}
 	for (int i = 0; i < count; i++) {
 		struct ibv_context *context = created(ibv_open_device(list[i]), "ibv_open_device");
 

@@ -13,6 +13,7 @@ mod miri;
 mod mutants;
 mod no_std;
 mod package;
+mod pictures;
 mod release;
 mod runner;
 mod spelling;
@@ -77,6 +78,8 @@ enum Command {
     },
     /// Follow the lessons of docs/learn and compare what their commands print
     Lessons(lessons::LessonsArgs),
+    /// Draw the README's diagram and terminal session
+    Pictures(pictures::PicturesArgs),
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
@@ -130,6 +133,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Lessons(args) => lessons::command(&args),
+        Command::Pictures(args) => pictures::command(&args),
         Command::Deb(args) => deb::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),

@@ -248,6 +248,9 @@ fn prepared_examples(context: &Context) -> Result<PathBuf> {
     if !make.context("cannot start make")?.success() {
         bail!("the C programs of the lessons cannot be compiled");
     }
+    // Now, because a lesson does not wait until other builds have released the target folder.
+    let mut build = xtask::process::cargo(&context.root);
+    xtask::process::run(build.args(["build", "--package", "iwarp-lessons"]))?;
     Ok(folder)
 }
 

@@ -145,9 +145,9 @@ const DRAWINGS: &[Drawing] = &[
 const fn readme(file: &'static str, theme: Theme, series: &'static [Series]) -> Drawing {
     Drawing {
         file,
-        heading: "RDMA over TCP beside plain TCP, on one machine",
+        heading: "Bandwidth by message size, one connection",
         theme,
-        size: Some((840, 380)),
+        size: Some((600, 250)),
         title: "",
         metric: "gbps",
         unit: Unit::OctetsPerSecond,
@@ -158,7 +158,10 @@ const fn readme(file: &'static str, theme: Theme, series: &'static [Series]) -> 
 
 /// Returns file names and pictures. A picture without any measured series is omitted.
 pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
-    let facts = facts_line(facts);
+    let all_facts = facts_line(facts);
+    let date = facts["date"].as_str().unwrap_or_default();
+    let date = date.split('T').next().unwrap_or_default();
+    let few_facts = format!("{date}, loopback, two processors; bench/RESULTS.md");
     DRAWINGS
         .iter()
         .filter_map(|drawing| {
@@ -171,7 +174,10 @@ pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str,
                 theme: drawing.theme,
                 size: drawing.size,
                 band: Band::Quartiles,
-                facts: facts.clone(),
+                facts: match drawing.size {
+                    None => all_facts.clone(),
+                    Some(_) => few_facts.clone(),
+                },
                 panels: vec![panel],
             };
             let svg = figure
