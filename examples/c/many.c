@@ -1,7 +1,7 @@
 /* Lesson 9: a server with many clients. They share one receive queue, and credits keep each client
  * from sending more than the server has room for.
  *
- * usage: many CLIENTS [HOST]     (with HOST: one of the clients, which sends the numbers to 1000) */
+ * usage: many CLIENTS [HOST]     (with HOST: as a client, which sends the numbers to 1000) */
 #include "lesson.h"
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>

@@ -16,6 +16,7 @@ mod package;
 mod pictures;
 mod release;
 mod runner;
+mod site;
 mod spelling;
 mod steps;
 mod targets;
@@ -80,6 +81,8 @@ enum Command {
     Lessons(lessons::LessonsArgs),
     /// Draw the README's diagram and terminal session
     Pictures(pictures::PicturesArgs),
+    /// Build the site from the documents with mdBook, and check its links
+    Site,
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
@@ -134,6 +137,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Lessons(args) => lessons::command(&args),
         Command::Pictures(args) => pictures::command(&args),
+        Command::Site => site::command(),
         Command::Deb(args) => deb::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),

@@ -1,8 +1,8 @@
 //! Reads the commands of a lesson, and the output that it shows for them.
 //!
-//! A block of the language `console` contains commands with their output. A line that begins with a
-//! prompt, `$ ` or `NAME$ `, is a command; the lines up to the next prompt are its output. `NAME` is
-//! a terminal of its own.
+//! A block of the language `console` contains commands with their output. A line that begins with
+//! a prompt, `$ ` or `NAME$ `, is a command; the lines up to the next prompt are its output. `NAME`
+//! is a terminal of its own.
 
 /// The line of the output that stands for any number of lines.
 pub(super) const ANY_LINES: &str = "…";

@@ -50,8 +50,6 @@ const fn readme_series(tcp: (u8, u8, u8), read: (u8, u8, u8)) -> [Series; 3] {
 }
 
 const DRAWINGS: &[Drawing] = &[
-    readme("readme-light.svg", Theme::Light, README_LIGHT),
-    readme("readme-dark.svg", Theme::Dark, README_DARK),
     Drawing {
         file: "bandwidth.svg",
         heading: HEADING,
@@ -141,13 +139,19 @@ const DRAWINGS: &[Drawing] = &[
     },
 ];
 
+/// The README's pictures.
+const README: [Drawing; 2] = [
+    readme("bandwidth-light.svg", Theme::Light, README_LIGHT),
+    readme("bandwidth-dark.svg", Theme::Dark, README_DARK),
+];
+
 /// The README's picture, for pages of one theme.
 const fn readme(file: &'static str, theme: Theme, series: &'static [Series]) -> Drawing {
     Drawing {
         file,
         heading: "Bandwidth by message size, one connection",
         theme,
-        size: Some((600, 250)),
+        size: Some((480, 250)),
         title: "",
         metric: "gbps",
         unit: Unit::OctetsPerSecond,
@@ -158,34 +162,44 @@ const fn readme(file: &'static str, theme: Theme, series: &'static [Series]) -> 
 
 /// Returns file names and pictures. A picture without any measured series is omitted.
 pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
-    let all_facts = facts_line(facts);
+    draw(DRAWINGS, samples, &facts_line(facts))
+}
+
+/// Returns file names and pictures for the README.
+pub(super) fn for_readme(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
     let date = facts["date"].as_str().unwrap_or_default();
     let date = date.split('T').next().unwrap_or_default();
-    let few_facts = format!("{date}, loopback, two processors; bench/RESULTS.md");
-    DRAWINGS
-        .iter()
-        .filter_map(|drawing| {
-            let panel = drawing.panel(samples);
-            if panel.curves.is_empty() {
-                return None;
-            }
-            let figure = Figure {
-                title: drawing.heading.into(),
-                theme: drawing.theme,
-                size: drawing.size,
-                band: Band::Quartiles,
-                facts: match drawing.size {
-                    None => all_facts.clone(),
-                    Some(_) => few_facts.clone(),
-                },
-                panels: vec![panel],
-            };
-            let svg = figure
-                .svg()
-                .map_err(|error| anyhow!("cannot draw {}: {error}", drawing.file));
-            Some(svg.map(|svg| (drawing.file, svg)))
-        })
-        .collect()
+    draw(
+        &README,
+        samples,
+        &format!("{date}, loopback, two processors"),
+    )
+}
+
+fn draw(
+    drawings: &[Drawing],
+    samples: &Samples,
+    facts: &str,
+) -> Result<Vec<(&'static str, String)>> {
+    let mut pictures = Vec::new();
+    for drawing in drawings {
+        let panel = drawing.panel(samples);
+        if panel.curves.is_empty() {
+            continue;
+        }
+        let figure = Figure {
+            title: drawing.heading.into(),
+            theme: drawing.theme,
+            size: drawing.size,
+            band: Band::Quartiles,
+            facts: facts.to_owned(),
+            panels: vec![panel],
+        };
+        let svg = figure.svg();
+        let svg = svg.map_err(|error| anyhow!("cannot draw {}: {error}", drawing.file))?;
+        pictures.push((drawing.file, svg));
+    }
+    Ok(pictures)
 }
 
 impl Drawing {
@@ -230,13 +244,20 @@ mod tests {
             samples.add(sample(0, "bw:tcp", size, &[("gbps", v)], true));
         }
         let drawn = all(&samples, &json!({ "cpu": "<a> & b" })).unwrap();
-        assert_eq!(drawn.len(), 3);
-        let svg = &drawn[2].1;
+        assert_eq!(drawn.len(), 1);
+        let svg = &drawn[0].1;
         assert!(svg.contains("&lt;a&gt; &amp; b") && svg.contains("\n1 GB/s\n"));
         assert!(svg.contains("\nTCP\n") && !svg.contains("\nWrite, CRC\n"));
         samples.add(sample(0, "lat:tcp-spin", 4, &[("med_us", 10.0)], true));
         let drawn = all(&samples, &json!({})).unwrap();
-        assert!(drawn[3].1.contains("\n10 µs\n"), "{}", drawn[3].1);
+        assert!(drawn[1].1.contains("\n10 µs\n"), "{}", drawn[1].1);
+        let drawn = for_readme(&samples, &json!({ "date": "2026-01-02T03:04:05Z" })).unwrap();
+        assert_eq!(drawn.len(), 2);
+        assert!(
+            drawn
+                .iter()
+                .all(|(_, svg)| svg.contains("2026-01-02, loopback"))
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Lesson 5: writes into the memory of the server `c/one_sided`, and reads it. This program uses the
-//! explicit verbs; `cargo run -p iwarp --example kv` shows the shorter interface.
+//! Lesson 5: writes into the memory of the server `c/one_sided`, and reads it. This program uses
+//! the explicit verbs; `cargo run -p iwarp --example kv` shows the shorter interface.
 //!
 //! ```text
 //! usage: one_sided HOST
