@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Lesson 2: registers memory, and shows the keys of the regions, as ../c/memory.c does."""
 
 from pyverbs.device import Context, get_device_list

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Lesson 4: the client sends a message, and the server answers. It talks to ../c/message, too.
 
 usage: message.py            waits for one client on port 7471

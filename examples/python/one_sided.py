@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Lesson 5: writes into the memory of the server ../c/one_sided, and reads it.
 
 usage: one_sided.py HOST

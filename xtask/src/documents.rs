@@ -195,6 +195,67 @@ pub fn published(root: &Path) -> Result<Vec<String>> {
     Ok(all)
 }
 
+/// Documents outside of `docs/` that packages contain.
+const OTHERS: [&str; 3] = ["README.md", "SECURITY.md", "ARCHITECTURE.md"];
+/// The folder of the programs to which the documents refer.
+const EXAMPLES: &str = "examples/";
+
+/// Copies the documents and the examples of a package into a folder, with links that work there.
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub fn install(root: &Path, folder: &Path) -> Result<()> {
+    let mut all = published(root)?;
+    all.extend(OTHERS.map(str::to_owned));
+    let examples = files::listed(root)?;
+    all.extend(examples.into_iter().filter(|file| {
+        // The Rust programs are members of the repository's workspace.
+        file.starts_with(EXAMPLES) && !file.contains("/rust/") && !file.contains("/.")
+    }));
+    let copies: Copies = all.into_iter().map(|file| (file.clone(), file)).collect();
+    let site = site(root)?;
+    for file in copies.keys() {
+        let path = folder.join(file);
+        fs::create_dir_all(path.parent().unwrap_or(folder))?;
+        let mut text = files::read(root, file)?;
+        if file.ends_with(".md") {
+            text = relinked(file, &text, &copies, &site);
+        }
+        fs::write(&path, text).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+/// Returns the dead links of all documents below a folder that [`install`] has filled.
+///
+/// # Errors
+/// If a document cannot be read.
+pub fn dead_links_below(folder: &Path) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut pending = vec![folder.to_owned()];
+    while let Some(next) = pending.pop() {
+        for entry in fs::read_dir(&next)? {
+            let path = entry?.path();
+            let name = path
+                .strip_prefix(folder)
+                .unwrap_or(&path)
+                .to_string_lossy()
+                .into_owned();
+            if path.is_dir() {
+                pending.push(path);
+            } else if name.ends_with(".md") {
+                let text = fs::read_to_string(&path)?;
+                let dead = dead_links(folder, &name, &text)?;
+                found.extend(
+                    dead.into_iter()
+                        .map(|(line, what)| format!("{name}:{line}: {what}")),
+                );
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Returns the address at which a file of the repository can be read, without its path.
 ///
 /// # Errors
@@ -257,6 +318,17 @@ mod tests {
     fn headings_have_fragments() {
         let text = "# A `b`, c: d?\n```\n# no\n```\n## Same\n## Same\n#no\n## [x](y.md) z\n";
         assert_eq!(fragments(text), ["a-b-c-d", "same", "same-1", "x-z"]);
+    }
+
+    #[test]
+    fn installed_documents_have_no_dead_links() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folder = std::env::temp_dir().join(format!("xtask-documents-{}", std::process::id()));
+        install(&root, &folder).unwrap();
+        assert_eq!(dead_links_below(&folder).unwrap(), Vec::<String>::new());
+        fs::remove_file(folder.join("docs/glossary.md")).unwrap();
+        assert!(dead_links_below(&folder).unwrap().len() > 10);
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use xtask::context::{Context, find_program};
+use xtask::documents;
 use xtask::process::Log;
 
 use super::{PACKAGING, SCRIPTS, output};
@@ -127,6 +128,9 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()
             .arg(&unpacked),
     )?;
     found.extend(pages(&contents, &unpacked)?);
+    found.extend(documents::dead_links_below(
+        &unpacked.join("usr/share/doc/iwarp"),
+    )?);
     log.run(Command::new("md5sum").current_dir(&unpacked).args([
         "--check",
         "--quiet",
