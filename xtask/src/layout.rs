@@ -1,7 +1,8 @@
 //! The files of an installation, and their paths below a prefix.
 //!
 //! `cargo xtask install` and the Debian package install the same files. The built command itself
-//! writes its manual pages and completions, so they always describe that command.
+//! writes its manual pages and completions, so they always describe that command. The page iwarp(7)
+//! comes from `docs/options.md`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -11,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::context::Context;
+use crate::manual;
 use crate::process::run;
 
 /// Each shell, and the path below the prefix at which it finds our completions.
@@ -109,6 +111,9 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
         let to = Path::new("share/man/man1").join(name);
         files.push(File::copy(page, to));
     }
+    let variables = documents.join("iwarp.7");
+    fs::write(&variables, manual::page(&context.root)?)?;
+    files.push(File::copy(variables, "share/man/man7/iwarp.7"));
     for (shell, to) in COMPLETIONS {
         let file = documents.join(shell);
         let output = Command::new(&built.command)

@@ -7,13 +7,16 @@
 mod compliance;
 mod deb;
 mod fuzz;
+mod lessons;
 mod licences;
 mod miri;
 mod mutants;
 mod no_std;
 mod package;
+mod pictures;
 mod release;
 mod runner;
+mod site;
 mod spelling;
 mod steps;
 mod targets;
@@ -74,6 +77,12 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         output: Option<std::path::PathBuf>,
     },
+    /// Follow the lessons of docs/learn and compare what their commands print
+    Lessons(lessons::LessonsArgs),
+    /// Draw the README's diagram and terminal session
+    Pictures(pictures::PicturesArgs),
+    /// Build the site from the documents with mdBook, and check its links
+    Site,
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
@@ -126,6 +135,9 @@ fn main() -> ExitCode {
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
+        Command::Lessons(args) => lessons::command(&args),
+        Command::Pictures(args) => pictures::command(&args),
+        Command::Site => site::command(),
         Command::Deb(args) => deb::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),

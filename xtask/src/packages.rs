@@ -36,7 +36,7 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "tshark",
         proof: Proof::Program("tshark"),
-        needed_by: &["unit"],
+        needed_by: &["unit", "lessons"],
         why: "an independent decoder for what we put on the wire",
     },
     Package {
@@ -60,19 +60,19 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "ibverbs-utils",
         proof: Proof::Program("ibv_devinfo"),
-        needed_by: &["apps"],
+        needed_by: &["apps", "lessons"],
         why: "lists and describes devices through the C library",
     },
     Package {
         name: "rdmacm-utils",
         proof: Proof::Program("rping"),
-        needed_by: &["apps"],
+        needed_by: &["apps", "lessons"],
         why: "connects, pings and times connections through the C library",
     },
     Package {
         name: "perftest",
         proof: Proof::Program("ib_write_bw"),
-        needed_by: &["apps"],
+        needed_by: &["apps", "lessons"],
         why: "measures and checks every operation through the C library",
     },
     Package {
@@ -150,7 +150,7 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "python3-pyverbs",
         proof: Proof::File("/usr/lib/python3/dist-packages/pyverbs/__init__.py"),
-        needed_by: &["apps"],
+        needed_by: &["apps", "lessons"],
         why: "rdma-core's own tests",
     },
     Package {
@@ -192,13 +192,13 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "libibverbs-dev",
         proof: Proof::File("/usr/include/infiniband/verbs.h"),
-        needed_by: &[],
+        needed_by: &["lessons"],
         why: "the C structures are compared with these headers",
     },
     Package {
         name: "librdmacm-dev",
         proof: Proof::File("/usr/include/rdma/rdma_cma.h"),
-        needed_by: &[],
+        needed_by: &["lessons"],
         why: "the C structures are compared with these headers",
     },
     Package {

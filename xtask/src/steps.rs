@@ -12,7 +12,8 @@ use xtask::process::{Log, cargo, program, tests_passed};
 use xtask::release_builds;
 
 use crate::{
-    compliance, deb, fuzz, licences, miri, mutants, no_std, package, spelling, targets, tidy,
+    compliance, deb, fuzz, lessons, licences, miri, mutants, no_std, package, spelling, targets,
+    tidy,
 };
 
 /// A step of `cargo xtask test`.
@@ -196,6 +197,13 @@ pub(crate) const STEPS: &[Step] = &[
         run: soak,
     },
     // After `apps`, which has compiled the same programs in release mode.
+    Step {
+        name: "lessons",
+        about: "the commands of the course print what its lessons show",
+        limit: minutes(20),
+        lane: Lane::Main,
+        run: lessons::step,
+    },
     Step {
         name: "deb",
         about: "the Debian package contains the right files",

@@ -25,11 +25,49 @@ const ENTRY: (u32, u32) = (240, 28);
 /// Half the width of a mark in pixels.
 const MARK: i32 = 6;
 const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
-const GRID: RGBColor = RGBColor(0xe1, 0xe4, 0xe8);
 /// Largest ratio of the highest to the lowest rate on an axis. With a larger ratio, the rates of
 /// tiny messages would take half of the panel, although their latency is more meaningful.
 const MAX_RATE_RATIO: f64 = 1e4;
+
+/// The colours of everything except the curves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Theme {
+    /// Dark text on white.
+    Light,
+    /// Light text on the background of dark pages.
+    Dark,
+}
+
+impl Theme {
+    fn background(self) -> RGBColor {
+        match self {
+            Self::Light => WHITE,
+            Self::Dark => RGBColor(0x0d, 0x11, 0x17),
+        }
+    }
+
+    fn ink(self) -> RGBColor {
+        match self {
+            Self::Light => RGBColor(0x24, 0x29, 0x2f),
+            Self::Dark => RGBColor(0xe6, 0xed, 0xf3),
+        }
+    }
+
+    fn grid(self) -> RGBColor {
+        match self {
+            Self::Light => RGBColor(0xe1, 0xe4, 0xe8),
+            Self::Dark => RGBColor(0x30, 0x36, 0x3d),
+        }
+    }
+
+    fn font(self, size: u32) -> TextStyle<'static> {
+        (FONT, size).into_font().color(&self.ink())
+    }
+
+    fn text(self, size: u32, to: HPos) -> TextStyle<'static> {
+        self.font(size).pos(Pos::new(to, VPos::Center))
+    }
+}
 
 /// The unit of a curve's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,11 +142,15 @@ pub enum Band {
 /// A picture of one or more panels, in two columns.
 #[derive(Debug, Clone)]
 pub struct Figure {
-    /// The heading. A description of the bands is added to it.
+    /// The heading.
     pub title: String,
+    /// The colours.
+    pub theme: Theme,
+    /// Width and height of each panel in pixels, or `None` for a size that suits their number.
+    pub size: Option<(u32, u32)>,
     /// The range that the bands show.
     pub band: Band,
-    /// The machine and the time of the measurement.
+    /// The machine and the time of the measurement. A description of the bands is added to it.
     pub facts: String,
     /// Panels without any point are omitted.
     pub panels: Vec<Panel>,
@@ -132,42 +174,41 @@ impl Figure {
         let legend = legend(&panels);
         let columns = panels.len().clamp(1, 2);
         let rows = panels.len().div_ceil(columns);
-        let panel = if panels.len() > 1 {
+        let default = if panels.len() > 1 {
             PANEL
         } else {
             SINGLE_PANEL
         };
+        let panel = self.size.unwrap_or(default);
         let width = panel.0 * columns as u32;
-        let facts = wrap(&self.facts, ((width - 40) / LETTER) as usize);
+        let facts = format!("{}; {}", self.facts.trim_end(), self.band.about());
+        let facts = wrap(&facts, ((width - 40) / LETTER) as usize);
         let top = TITLE + LINE * facts.len() as u32;
         let per_line = (width / ENTRY.0).max(1) as usize;
         let foot = ENTRY.1 * (legend.len().div_ceil(per_line) as u32 + 1);
         let height = top + panel.1 * rows as u32 + foot;
-        let title = format!("{}; medians, and {}", self.title, self.band.about());
 
         let mut svg = String::new();
         {
             let root = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
-            root.fill(&WHITE)?;
+            root.fill(&self.theme.background())?;
             let (head, rest) = root.split_vertically(top);
-            head.draw_text(&title, &(FONT, 22).into_font().color(&INK), (20, 12))?;
+            head.draw_text(&self.title, &self.theme.font(22), (20, 12))?;
             for (at, line) in facts.iter().enumerate() {
-                head.draw_text(
-                    line,
-                    &text(14, HPos::Left),
-                    (20, 48 + at as i32 * LINE as i32),
-                )?;
+                let style = self.theme.text(14, HPos::Left);
+                head.draw_text(line, &style, (20, 48 + at as i32 * LINE as i32))?;
             }
             let (body, foot) = rest.split_vertically(panel.1 * rows as u32);
             for (panel, area) in panels.iter().zip(body.split_evenly((rows, columns))) {
-                panel.draw(&area, self.band)?;
+                panel.draw(&area, self.band, self.theme)?;
             }
             for (at, curve) in legend.into_iter().enumerate() {
                 let x = 20 + (at % per_line) as i32 * ENTRY.0 as i32;
                 let y = 20 + (at / per_line) as i32 * ENTRY.1 as i32;
                 curve.style.line(&foot, &[(x, y), (x + 44, y)])?;
-                curve.style.mark(&foot, (x + 22, y))?;
-                foot.draw_text(&curve.name, &text(16, HPos::Left), (x + 54, y))?;
+                curve.style.mark(&foot, (x + 22, y), self.theme)?;
+                let style = self.theme.text(16, HPos::Left);
+                foot.draw_text(&curve.name, &style, (x + 54, y))?;
             }
             root.present()?;
         }
@@ -184,13 +225,6 @@ fn legend<'a>(panels: &[&'a Panel]) -> Vec<&'a Curve> {
         }
     }
     out
-}
-
-fn text(size: u32, to: HPos) -> TextStyle<'static> {
-    (FONT, size)
-        .into_font()
-        .color(&INK)
-        .pos(Pos::new(to, VPos::Center))
 }
 
 impl Panel {
@@ -231,15 +265,12 @@ impl Panel {
         }
     }
 
-    fn draw(&self, area: &Area<'_>, band: Band) -> Outcome<()> {
+    fn draw(&self, area: &Area<'_>, band: Band, theme: Theme) -> Outcome<()> {
         let (sizes, values) = (self.sizes(), self.values(band));
         let mut chart = ChartBuilder::on(area)
             .margin(14)
             .margin_right(28)
-            .caption(
-                self.caption(values.start),
-                (FONT, 18).into_font().color(&INK),
-            )
+            .caption(self.caption(values.start), theme.font(18))
             .x_label_area_size(34)
             .y_label_area_size(84)
             .build_cartesian_2d(
@@ -252,9 +283,9 @@ impl Panel {
         chart
             .configure_mesh()
             .max_light_lines(0)
-            .bold_line_style(GRID)
-            .axis_style(INK)
-            .label_style((FONT, 15).into_font().color(&INK))
+            .bold_line_style(theme.grid())
+            .axis_style(theme.ink())
+            .label_style(theme.font(15))
             .x_label_formatter(&|size| octets(*size))
             .y_label_formatter(&|value| self.unit.label(*value))
             .draw()?;
@@ -285,7 +316,7 @@ impl Panel {
             let line: Vec<Pixel> = points(curve).iter().map(|(_, median, _)| *median).collect();
             curve.style.line(area, &line)?;
             for at in line {
-                curve.style.mark(area, at)?;
+                curve.style.mark(area, at, theme)?;
             }
         }
         Ok(())
@@ -302,8 +333,8 @@ impl Band {
 
     fn about(self) -> &'static str {
         match self {
-            Self::Extremes => "bands from the smallest to the largest value",
-            Self::Quartiles => "bands with the middle half of the values",
+            Self::Extremes => "medians, and bands from the smallest to the largest value",
+            Self::Quartiles => "medians, and bands with the middle half of the values",
         }
     }
 }
@@ -356,9 +387,12 @@ impl Style {
         Ok(area.draw(&PathElement::new(points.to_vec(), stroke))?)
     }
 
-    fn mark(self, area: &Area<'_>, (x, y): Pixel) -> Outcome<()> {
+    fn mark(self, area: &Area<'_>, (x, y): Pixel, theme: Theme) -> Outcome<()> {
         let (colour, m) = (self.colour(), MARK);
-        let inside = if self.dashed { WHITE } else { colour };
+        let inside = match self.dashed {
+            true => theme.background(),
+            false => colour,
+        };
         let corners: &[Pixel] = match self.mark {
             Mark::Circle => {
                 area.draw(&Circle::new((x, y), m - 1, inside.filled()))?;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 use xtask::context::{Context, find_program};
+use xtask::documents;
 use xtask::process::Log;
 
 use super::{PACKAGING, SCRIPTS, output};
@@ -22,6 +23,9 @@ const WANTED: &[&str] = &[
     "/usr/share/zsh/vendor-completions/_iwarp",
     "/usr/share/fish/vendor_completions.d/iwarp.fish",
     "/usr/share/man/man1/iwarp.1.gz",
+    "/usr/share/man/man7/iwarp.7.gz",
+    "/usr/share/doc/iwarp/docs/learn/README.md",
+    "/usr/share/doc/iwarp/examples/c/message.c",
     "/usr/share/doc/iwarp/copyright",
     "/usr/share/doc/iwarp/changelog.gz",
     "/usr/share/doc/iwarp/changelog.Debian.gz",
@@ -124,6 +128,9 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()
             .arg(&unpacked),
     )?;
     found.extend(pages(&contents, &unpacked)?);
+    found.extend(documents::dead_links_below(
+        &unpacked.join("usr/share/doc/iwarp"),
+    )?);
     log.run(Command::new("md5sum").current_dir(&unpacked).args([
         "--check",
         "--quiet",

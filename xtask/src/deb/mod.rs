@@ -123,7 +123,7 @@ fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
     let stage = context.target.join("deb/stage");
     let _ = fs::remove_dir_all(&stage);
     layout::put(&files, &stage.join("usr"))?;
-    layout::put(&own_files(context)?, &stage)?;
+    layout::put(&own_files(context), &stage)?;
     documents(context, &stage)?;
 
     let dir = context.target.join("deb/build");
@@ -150,10 +150,10 @@ fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// Returns the files of the service, and the documents of the repository.
-fn own_files(context: &Context) -> Result<Vec<File>> {
+/// Returns the files of the service.
+fn own_files(context: &Context) -> Vec<File> {
     let own = |name: &str| context.root.join(PACKAGING).join(name);
-    let mut files = vec![
+    vec![
         File::copy(
             own("iwarp-cp.service"),
             "usr/lib/systemd/system/iwarp-cp.service",
@@ -164,24 +164,13 @@ fn own_files(context: &Context) -> Result<Vec<File>> {
             own("lintian-overrides"),
             "usr/share/lintian/overrides/iwarp",
         ),
-    ];
-    for name in ["README.md", "SECURITY.md", "ARCHITECTURE.md"] {
-        let to = Path::new("usr/share/doc/iwarp").join(name);
-        files.push(File::copy(context.root.join(name), to));
-    }
-    for document in fs::read_dir(context.root.join("docs"))? {
-        let document = document?;
-        if document.path().extension().is_some_and(|end| end == "md") {
-            let to = Path::new("usr/share/doc/iwarp/docs").join(document.file_name());
-            files.push(File::copy(document.path(), to));
-        }
-    }
-    Ok(files)
+    ]
 }
 
-/// Writes the changelog and the licences of foreign crates.
+/// Writes the documents, the changelog and the licences of foreign crates.
 fn documents(context: &Context, stage: &Path) -> Result<()> {
     let doc = stage.join("usr/share/doc/iwarp");
+    xtask::documents::install(&context.root, &doc)?;
     fs::copy(context.root.join("CHANGELOG.md"), doc.join("changelog"))?;
     fs::write(doc.join("third-party-licences"), notices::text(context)?)?;
     Ok(())

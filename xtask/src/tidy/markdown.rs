@@ -2,7 +2,13 @@
 
 use std::path::Path;
 
+use anyhow::Result;
+use xtask::documents;
+
 use super::{Finding, Severity};
+
+/// The table of contents of the site.
+pub(crate) const CONTENTS: &str = "docs/SUMMARY.md";
 
 /// Commands that the README must name.
 const README_COMMANDS: &[&str] = &["cargo run --release -- perf", "cargo xtask test"];
@@ -17,41 +23,34 @@ fn error(place: String, text: String) -> Finding {
     }
 }
 
-/// Checks that the file or folder of each relative link exists.
-pub(crate) fn links(root: &Path, file: &str, text: &str) -> Vec<Finding> {
-    let base = root.join(file);
-    let base = base.parent().unwrap_or(root);
-    let mut findings = Vec::new();
-    let mut fenced = false;
-    for (at, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") {
-            fenced = !fenced;
-        }
-        if fenced {
-            continue;
-        }
-        for target in targets(line) {
-            let path = target.split('#').next().unwrap_or_default();
-            let external = target.contains("://") || target.starts_with("mailto:");
-            if !external && !path.is_empty() && !base.join(path).exists() {
-                findings.push(error(
-                    format!("{file}:{}", at + 1),
-                    format!("there is no file {target}"),
-                ));
-            }
-        }
-    }
-    findings
+/// Checks that the file or folder, and the heading, of each relative link exist.
+///
+/// # Errors
+/// If a document cannot be read.
+pub(crate) fn links(root: &Path, file: &str, text: &str) -> Result<Vec<Finding>> {
+    let dead = documents::dead_links(root, file, text)?;
+    let found = dead
+        .into_iter()
+        .map(|(line, what)| error(format!("{file}:{line}"), what));
+    Ok(found.collect())
 }
 
-/// Returns the targets of the inline links of a line.
-fn targets(line: &str) -> Vec<&str> {
-    line.match_indices("](")
-        .filter_map(|(at, _)| {
-            let rest = &line[at + 2..];
-            let target = &rest[..rest.find(')')?];
-            // A title may follow the target.
-            target.split_whitespace().next()
+/// Checks that the site's table of contents names each document of `docs/` exactly once.
+pub(crate) fn contents(documents: &[String], text: &str) -> Vec<Finding> {
+    let named: Vec<String> = documents::links(text)
+        .into_iter()
+        .filter_map(|place| documents::target(CONTENTS, &text[place]))
+        .map(|(path, _)| path)
+        .collect();
+    let count = |file: &String| named.iter().filter(|name| *name == file).count();
+    documents
+        .iter()
+        .filter(|file| file.ends_with(".md") && *file != CONTENTS && count(file) != 1)
+        .map(|file| {
+            error(
+                CONTENTS.into(),
+                format!("names {file} {} times", count(file)),
+            )
         })
         .collect()
 }
@@ -110,15 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn broken_links_are_found() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let check = |text: &str| links(root, "src/README.md", text).len();
-        assert_eq!(check("[a](main.rs) [b](../Cargo.toml#x \"title\")"), 0);
-        assert_eq!(
-            check("[a](https://example.org/x) [b](#here) [c](mailto:a@example.org)"),
-            0
-        );
-        assert_eq!(check("[a](nowhere.rs)"), 1);
-        assert_eq!(check("```\n[a](nowhere.rs)\n```\n"), 0);
+    fn each_document_is_in_contents_once() {
+        let documents = ["docs/a.md".to_owned(), "docs/SUMMARY.md".to_owned()];
+        let count = |text: &str| contents(&documents, text).len();
+        assert_eq!(count("[A](a.md) [Architecture](../ARCHITECTURE.md)"), 0);
+        assert_eq!(count("[A](a.md) [again](a.md)"), 1);
+        assert_eq!(count("[B](b.md)"), 1);
     }
 }

@@ -15,6 +15,7 @@ use anyhow::{Result, anyhow, bail};
 
 use rules::UnsafeModules;
 use xtask::context::Context;
+use xtask::documents;
 use xtask::files;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
@@ -77,7 +78,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             crates.add(&file, &text);
         }
         if file.ends_with(".md") {
-            findings.extend(markdown::links(root, &file, &text));
+            findings.extend(markdown::links(root, &file, &text)?);
         }
     }
     let readme = files::read(root, "README.md")?;
@@ -88,6 +89,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     findings.extend(crates.compare(&rooms));
     findings.extend(sources.compare(&files::read(root, messages::FILE)?));
     findings.extend(unsafe_doc::check(context, &table)?);
+    let contents = files::read(root, markdown::CONTENTS)?;
+    findings.extend(markdown::contents(&documents::published(root)?, &contents));
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 
     let mut errors = 0;

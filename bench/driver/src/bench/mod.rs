@@ -88,7 +88,7 @@ pub(crate) struct BenchArgs {
 pub(crate) fn command(args: &BenchArgs) -> Result<()> {
     let context = Context::new(args.quick, !args.no_install)?;
     if args.draw {
-        return draw_again(&context.root.join(RESULTS));
+        return draw_again(&context.root);
     }
     let points = plan::points(args.quick, &args.only)?;
     if args.list {
@@ -316,6 +316,7 @@ fn measure(context: &Context, args: &BenchArgs, points: &[Point]) -> Result<()> 
     if args.record {
         dirs.push(context.root.join(RESULTS));
         record(&context.root.join("bench/RESULTS.md"), &text)?;
+        draw_for_readme(&context.root, &samples, &facts)?;
     }
     for dir in &dirs {
         std::fs::create_dir_all(dir)?;
@@ -340,11 +341,23 @@ fn draw(dir: &Path, samples: &Samples, facts: &Value) -> Result<()> {
     Ok(())
 }
 
-fn draw_again(dir: &Path) -> Result<()> {
+/// The folder of the README's pictures.
+const PICTURES: &str = "docs/pictures";
+
+fn draw_for_readme(root: &Path, samples: &Samples, facts: &Value) -> Result<()> {
+    for (name, svg) in plot::for_readme(samples, facts)? {
+        std::fs::write(root.join(PICTURES).join(name), svg)?;
+    }
+    Ok(())
+}
+
+fn draw_again(root: &Path) -> Result<()> {
+    let dir = root.join(RESULTS);
     let results: Value = serde_json::from_slice(&std::fs::read(dir.join("results.json"))?)?;
     let samples = Samples::from_results(&results)
         .context("results.json does not contain samples in the expected format")?;
-    draw(dir, &samples, &results["facts"])
+    draw(&dir, &samples, &results["facts"])?;
+    draw_for_readme(root, &samples, &results["facts"])
 }
 
 fn progress(round: u32, rounds: u32, step: usize, steps: usize, start: Instant, name: &str) {

@@ -1,7 +1,7 @@
 //! Draws curves over the message size. `DRAWINGS` defines which series are drawn, and how.
 
 use anyhow::{Result, anyhow};
-use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
+use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Theme, Unit};
 use serde_json::Value;
 
 use super::report::facts_line;
@@ -10,6 +10,10 @@ use super::samples::Samples;
 /// A picture: one file with one panel.
 struct Drawing {
     file: &'static str,
+    /// The heading of the picture.
+    heading: &'static str,
+    theme: Theme,
+    size: Option<(u32, u32)>,
     title: &'static str,
     metric: &'static str,
     unit: Unit,
@@ -23,6 +27,7 @@ struct Drawing {
 type Series = (&'static str, &'static str, (u8, u8, u8), Mark, bool);
 
 const BLACK: (u8, u8, u8) = (0, 0, 0);
+const WHITE: (u8, u8, u8) = (0xe6, 0xed, 0xf3);
 const GREY: (u8, u8, u8) = (0x99, 0x99, 0x99);
 const RED: (u8, u8, u8) = (0xd5, 0x5e, 0x00);
 const BLUE: (u8, u8, u8) = (0x00, 0x72, 0xb2);
@@ -31,9 +36,25 @@ const SKY: (u8, u8, u8) = (0x56, 0xb4, 0xe9);
 const PINK: (u8, u8, u8) = (0xcc, 0x79, 0xa7);
 const ORANGE: (u8, u8, u8) = (0xe6, 0x9f, 0x00);
 
+const HEADING: &str = "iwarp beside others";
+/// The curves of the README's picture, in colours for pages of each theme.
+const README_LIGHT: &[Series] = &readme_series(BLACK, BLUE);
+const README_DARK: &[Series] = &readme_series(WHITE, SKY);
+
+const fn readme_series(tcp: (u8, u8, u8), read: (u8, u8, u8)) -> [Series; 3] {
+    [
+        ("bw:write-crc", "RDMA Write", ORANGE, Mark::Triangle, false),
+        ("bw:read-crc", "RDMA Read", read, Mark::Diamond, false),
+        ("bw:tcp", "TCP, a send() each", tcp, Mark::Circle, false),
+    ]
+}
+
 const DRAWINGS: &[Drawing] = &[
     Drawing {
         file: "bandwidth.svg",
+        heading: HEADING,
+        theme: Theme::Light,
+        size: None,
         title: "One direction",
         metric: "gbps",
         unit: Unit::OctetsPerSecond,
@@ -67,6 +88,9 @@ const DRAWINGS: &[Drawing] = &[
     },
     Drawing {
         file: "latency.svg",
+        heading: HEADING,
+        theme: Theme::Light,
+        size: None,
         title: "Half round trip",
         metric: "med_us",
         unit: Unit::Seconds,
@@ -115,28 +139,67 @@ const DRAWINGS: &[Drawing] = &[
     },
 ];
 
+/// The README's pictures.
+const README: [Drawing; 2] = [
+    readme("bandwidth-light.svg", Theme::Light, README_LIGHT),
+    readme("bandwidth-dark.svg", Theme::Dark, README_DARK),
+];
+
+/// The README's picture, for pages of one theme.
+const fn readme(file: &'static str, theme: Theme, series: &'static [Series]) -> Drawing {
+    Drawing {
+        file,
+        heading: "Bandwidth by message size, one connection",
+        theme,
+        size: Some((480, 250)),
+        title: "",
+        metric: "gbps",
+        unit: Unit::OctetsPerSecond,
+        factor: 1e9,
+        series,
+    }
+}
+
 /// Returns file names and pictures. A picture without any measured series is omitted.
 pub(super) fn all(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
-    let facts = facts_line(facts);
-    DRAWINGS
-        .iter()
-        .filter_map(|drawing| {
-            let panel = drawing.panel(samples);
-            if panel.curves.is_empty() {
-                return None;
-            }
-            let figure = Figure {
-                title: "iwarp beside others".into(),
-                band: Band::Quartiles,
-                facts: facts.clone(),
-                panels: vec![panel],
-            };
-            let svg = figure
-                .svg()
-                .map_err(|error| anyhow!("cannot draw {}: {error}", drawing.file));
-            Some(svg.map(|svg| (drawing.file, svg)))
-        })
-        .collect()
+    draw(DRAWINGS, samples, &facts_line(facts))
+}
+
+/// Returns file names and pictures for the README.
+pub(super) fn for_readme(samples: &Samples, facts: &Value) -> Result<Vec<(&'static str, String)>> {
+    let date = facts["date"].as_str().unwrap_or_default();
+    let date = date.split('T').next().unwrap_or_default();
+    draw(
+        &README,
+        samples,
+        &format!("{date}, loopback, two processors"),
+    )
+}
+
+fn draw(
+    drawings: &[Drawing],
+    samples: &Samples,
+    facts: &str,
+) -> Result<Vec<(&'static str, String)>> {
+    let mut pictures = Vec::new();
+    for drawing in drawings {
+        let panel = drawing.panel(samples);
+        if panel.curves.is_empty() {
+            continue;
+        }
+        let figure = Figure {
+            title: drawing.heading.into(),
+            theme: drawing.theme,
+            size: drawing.size,
+            band: Band::Quartiles,
+            facts: facts.to_owned(),
+            panels: vec![panel],
+        };
+        let svg = figure.svg();
+        let svg = svg.map_err(|error| anyhow!("cannot draw {}: {error}", drawing.file))?;
+        pictures.push((drawing.file, svg));
+    }
+    Ok(pictures)
 }
 
 impl Drawing {
@@ -188,6 +251,13 @@ mod tests {
         samples.add(sample(0, "lat:tcp-spin", 4, &[("med_us", 10.0)], true));
         let drawn = all(&samples, &json!({})).unwrap();
         assert!(drawn[1].1.contains("\n10 µs\n"), "{}", drawn[1].1);
+        let drawn = for_readme(&samples, &json!({ "date": "2026-01-02T03:04:05Z" })).unwrap();
+        assert_eq!(drawn.len(), 2);
+        assert!(
+            drawn
+                .iter()
+                .all(|(_, svg)| svg.contains("2026-01-02, loopback"))
+        );
     }
 
     #[test]

@@ -27,6 +27,8 @@ fn curve(name: &str, mark: Mark, points: &[(u64, f64)]) -> Curve {
 fn figure(units: &[Unit], curves: &[Curve]) -> String {
     let figure = Figure {
         title: "measured".to_owned(),
+        theme: Theme::Light,
+        size: None,
         band: Band::Extremes,
         facts: "CPU <3 GHz> & more".to_owned(),
         panels: units
@@ -159,4 +161,36 @@ fn labels_are_round_numbers_with_units() {
     assert_eq!(ticks(&(1.0..1e4)).len(), 5);
     assert_eq!((round_below(3.4), round_below(10.0)), (2.0, 10.0));
     assert_eq!((round_above(3.4), round_above(5.001)), (5.0, 10.0));
+}
+
+#[test]
+fn dark_theme_changes_all_but_curves() {
+    let mut figure = Figure {
+        title: "measured".to_owned(),
+        theme: Theme::Light,
+        size: Some((400, 300)),
+        band: Band::Extremes,
+        facts: String::new(),
+        panels: vec![Panel {
+            title: String::new(),
+            unit: Unit::Seconds,
+            curves: vec![curve("no CRC", Mark::Circle, &[(4, 1e-5), (64, 1e-5)])],
+        }],
+    };
+    let light = figure.svg().unwrap();
+    figure.theme = Theme::Dark;
+    let dark = figure.svg().unwrap();
+    assert!(light.contains("svg width=\"400\""), "{light}");
+    assert!(
+        light.contains("#FFFFFF") && !light.contains("#0D1117"),
+        "{light}"
+    );
+    assert!(
+        dark.contains("#0D1117") && !dark.contains("#FFFFFF"),
+        "{dark}"
+    );
+    assert_eq!(
+        light.matches("#D55E00").count(),
+        dark.matches("#D55E00").count()
+    );
 }

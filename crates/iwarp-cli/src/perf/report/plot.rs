@@ -4,7 +4,7 @@ use super::{Report, Row};
 use crate::perf::point::{Op, Poll};
 use iwarp_cli_common::error::{Context as _, Result};
 use iwarp_figures::Spread;
-use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
+use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Theme, Unit};
 
 /// Colours that colour-blind readers can distinguish (Okabe–Ito), and marks for use without colour.
 fn style(op: Op, crc: bool) -> Style {
@@ -39,6 +39,8 @@ impl Report {
         let host = &self.host;
         let figure = Figure {
             title: format!("iwarp {} beside TCP, {} rounds", host.iwarp, self.rounds),
+            theme: Theme::Light,
+            size: None,
             band: Band::Extremes,
             facts: format!(
                 "{} · {} · TCP {} · {} {}",
