@@ -6,13 +6,16 @@
 
 mod compliance;
 mod deb;
+mod dist;
 mod fuzz;
 mod licences;
 mod miri;
 mod mutants;
 mod no_std;
+mod notices;
 mod package;
 mod release;
+mod roots;
 mod runner;
 mod spelling;
 mod steps;
@@ -76,6 +79,9 @@ enum Command {
     },
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
+    /// Write everything that users can download into one folder: bundles, packages, a wheel, an
+    /// image, and their checksums
+    Dist(dist::DistArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
     Release(release::ReleaseArgs),
     /// Run mutation tests: change the code in small ways and check that tests fail
@@ -127,6 +133,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Deb(args) => deb::command(&args),
+        Command::Dist(args) => dist::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),

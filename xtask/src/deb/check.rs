@@ -100,11 +100,11 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Checks a package.
+/// Checks a package. `command` is a build of its command that runs on this machine.
 ///
 /// # Errors
 /// Lists everything that is wrong with the package.
-pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()> {
+pub(super) fn run(context: &Context, log: &mut Log, package: &Path, command: &Path) -> Result<()> {
     let ask = |option: &str| {
         let mut command = Command::new("dpkg-deb");
         command.arg(option).arg(package);
@@ -123,7 +123,7 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()
             .arg(package)
             .arg(&unpacked),
     )?;
-    found.extend(pages(&contents, &unpacked)?);
+    found.extend(pages(&contents, command)?);
     log.run(Command::new("md5sum").current_dir(&unpacked).args([
         "--check",
         "--quiet",
@@ -192,11 +192,11 @@ fn fields(control: &str) -> Vec<String> {
 }
 
 /// Returns the manual pages that are missing for subcommands in the command's help.
-fn pages(contents: &str, unpacked: &Path) -> Result<Vec<String>> {
-    let help = output(Command::new(unpacked.join("usr/bin/iwarp")).arg("--help"))?;
+fn pages(contents: &str, command: &Path) -> Result<Vec<String>> {
+    let help = output(Command::new(command).arg("--help"))?;
     let names: Vec<&str> = subcommands(&help).collect();
     if names.is_empty() {
-        bail!("the help of the packaged command lists no subcommands: {help}");
+        bail!("the help of the command lists no subcommands: {help}");
     }
     Ok(names
         .into_iter()
