@@ -17,7 +17,7 @@ import time
 import yaml
 
 NETWORK = "iwarp-trial"
-# How often the client is started while the server is not ready, as `backoffLimit` does.
+# How often a pod is started again, as `backoffLimit` does, for example until the server is ready.
 ATTEMPTS = 10
 
 
@@ -40,20 +40,34 @@ def documents(folder, name):
 
 def pod(name, spec):
     """Return a pod with this name and specification."""
+    # With the policy of a Deployment, podman 4 restarts init containers.
+    spec = dict(spec, restartPolicy="Never")
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 def play(folder, manifest, image):
     """Start a pod. The init containers use `image`."""
-    for container in manifest["spec"]["initContainers"]:
-        container["image"] = image
-    for container in manifest["spec"]["containers"]:
-        container["image"] = "localhost/" + container["image"]
+    name, spec = manifest["metadata"]["name"], manifest["spec"]
+    # podman's volumes are not private to a pod.
+    volume = name + "-volume"
+    spec["volumes"][0]["name"] = volume
+    for container in spec["initContainers"] + spec["containers"]:
+        container["volumeMounts"][0]["name"] = volume
+        if container in spec["initContainers"]:
+            container["image"] = image
+        else:
+            container["image"] = "localhost/" + container["image"]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(manifest, file)
         file.flush()
         environment = str(folder / "environment.yaml")
-        podman("kube", "play", "--network", NETWORK, "--configmap", environment, file.name)
+        start = ["kube", "play", "--network", NETWORK, "--configmap", environment, file.name]
+        for _ in range(ATTEMPTS):
+            # podman 4 sometimes removes an init container before it has ended, which fails.
+            if "Error: " not in podman(*start, check=False):
+                return
+            podman("pod", "rm", "--force", "--time", "0", name)
+    sys.exit("podman has not started {}".format(name))
 
 
 def require_restrictions(container):
@@ -111,7 +125,7 @@ def measure(folder, image):
         status, said = finish("rdma-client")
         if status == "0":
             break
-        podman("pod", "rm", "--force", "rdma-client")
+        podman("pod", "rm", "--force", "--time", "0", "rdma-client")
         time.sleep(1)
     else:
         sys.exit("the client has failed {} times".format(ATTEMPTS))
@@ -128,7 +142,7 @@ def main():
         show_devices(folder, image)
         measure(folder, image)
     finally:
-        podman("pod", "rm", "--all", "--force", check=False)
+        podman("pod", "rm", "--all", "--force", "--time", "0", check=False)
         podman("network", "rm", "--force", NETWORK, check=False)
 
 

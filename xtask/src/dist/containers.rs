@@ -179,7 +179,12 @@ impl Podman {
                 .arg("."),
         )?;
         let file = archive.to_str().context("the target folder's path")?;
-        self.podman(log, &["import", "--quiet", file, PROGRAMS])?;
+        // As in the images of distributions.
+        let path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        self.podman(
+            log,
+            &["import", "--quiet", "--change", path, file, PROGRAMS],
+        )?;
         fs::remove_file(archive)?;
         Ok(())
     }
