@@ -14,6 +14,7 @@ use)
     ;;
 remove)
     rpm --erase iwarp
-    rm -rf /var/lib/rpm "$HOME/.rpmdb"
+    # The list of packages, which is empty again.
+    find /var/lib/rpm -mindepth 1 -delete
     ;;
 esac

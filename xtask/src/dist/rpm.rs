@@ -1,5 +1,6 @@
 //! Writes the RPM package, with nfpm.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,21 @@ use crate::notices;
 
 /// The folder with the scripts that RPM runs.
 const PACKAGING: &str = "packaging/rpm";
+/// Folders that every system has. All others are removed with the package, if they are empty.
+const STANDARD: [&str; 12] = [
+    "",
+    "etc",
+    "etc/default",
+    "usr",
+    "usr/bin",
+    "usr/lib",
+    "usr/lib/systemd",
+    "usr/lib/systemd/system",
+    "usr/share",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/man/man1",
+];
 /// Each script, by nfpm's name.
 const SCRIPTS: [&str; 3] = ["postinstall", "preremove", "postremove"];
 
@@ -78,7 +94,11 @@ fn settings(
 ) -> Result<Value> {
     let control = fs::read_to_string(context.root.join(deb::PACKAGING).join("control"))?;
     let time = release.rfc3339()?;
-    let contents = files.iter().map(|file| content(file, &time));
+    let folders = folders(files).into_iter().map(|path| {
+        let info = json!({ "mode": 0o755, "mtime": time });
+        Ok(json!({ "dst": Path::new("/").join(path), "type": "dir", "file_info": info }))
+    });
+    let contents = folders.chain(files.iter().map(|file| content(file, &time)));
     let script = |name: &&str| {
         let file = context.root.join(PACKAGING).join(format!("{name}.sh"));
         ((*name).to_owned(), json!(file))
@@ -108,6 +128,14 @@ fn settings(
         },
         "contents": contents.collect::<Result<Vec<_>>>()?,
     }))
+}
+
+/// Returns the folders that the package creates. RPM removes only those that it lists.
+fn folders(files: &[File]) -> BTreeSet<&Path> {
+    let parents = files.iter().flat_map(|file| file.to.ancestors().skip(1));
+    parents
+        .filter(|path| !STANDARD.iter().any(|standard| *path == Path::new(standard)))
+        .collect()
 }
 
 /// Returns nfpm's entry for a file.
@@ -165,6 +193,13 @@ mod tests {
         assert!(field(CONTROL, "Home").is_err());
         assert_eq!(description(CONTROL).unwrap(), "one\n\ntwo");
         assert!(description("Description: short\n").is_err());
+    }
+
+    #[test]
+    fn own_folders_are_listed() {
+        let files = ["usr/bin/a", "usr/lib/a/b/c", "usr/lib/a/d"].map(|to| File::copy("", to));
+        let found: Vec<_> = folders(&files).into_iter().collect();
+        assert_eq!(found, [Path::new("usr/lib/a"), Path::new("usr/lib/a/b")]);
     }
 
     #[test]
