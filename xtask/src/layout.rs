@@ -26,6 +26,9 @@ const COMPLETIONS: &[(&str, &str)] = &[
 pub struct Built {
     /// The command `iwarp`.
     pub command: PathBuf,
+    /// A build of the same command that runs on this machine, which writes the manual pages and
+    /// completions.
+    pub runnable: PathBuf,
     /// The C library, which is installed as `libibverbs.so.1` and `librdmacm.so.1`.
     pub verbs: PathBuf,
     /// The preload library `librspreload.so`.
@@ -98,12 +101,12 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     let documents = context.target.join("documents");
     let _ = fs::remove_dir_all(&documents);
     let man = documents.join("man");
-    run(Command::new(&built.command).arg("man").arg(&man))?;
+    run(Command::new(&built.runnable).arg("man").arg(&man))?;
     let mut pages = fs::read_dir(&man)?
         .map(|page| page.map(|page| page.path()))
         .collect::<Result<Vec<_>, _>>()?;
     if pages.is_empty() {
-        bail!("{} wrote no manual page", built.command.display());
+        bail!("{} wrote no manual page", built.runnable.display());
     }
     pages.sort();
     for page in pages {
@@ -116,7 +119,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     files.push(File::copy(variables, "share/man/man7/iwarp.7"));
     for (shell, to) in COMPLETIONS {
         let file = documents.join(shell);
-        let output = Command::new(&built.command)
+        let output = Command::new(&built.runnable)
             .args(["completions", shell])
             .output()?;
         if !output.status.success() || output.stdout.is_empty() {

@@ -6,15 +6,18 @@
 
 mod compliance;
 mod deb;
+mod dist;
 mod fuzz;
 mod lessons;
 mod licences;
 mod miri;
 mod mutants;
 mod no_std;
+mod notices;
 mod package;
 mod pictures;
 mod release;
+mod roots;
 mod runner;
 mod site;
 mod spelling;
@@ -85,6 +88,9 @@ enum Command {
     Site,
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
+    /// Write everything that users can download into one folder: bundles, packages, a wheel, an
+    /// image, and their checksums
+    Dist(dist::DistArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
     Release(release::ReleaseArgs),
     /// Run mutation tests: change the code in small ways and check that tests fail
@@ -139,6 +145,7 @@ fn main() -> ExitCode {
         Command::Pictures(args) => pictures::command(&args),
         Command::Site => site::command(),
         Command::Deb(args) => deb::command(&args),
+        Command::Dist(args) => dist::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),

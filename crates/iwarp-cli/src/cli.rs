@@ -52,6 +52,9 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Print shell commands for `eval` that set the environment of `run`
     Env(Box<run::EnvArgs>),
+    /// Write the command, its libraries and the devices into a directory, for programs in other
+    /// containers
+    Unpack(Box<run::UnpackArgs>),
     /// Print a shell completion script
     Completions(completions::CompletionsArgs),
     /// Write the manual pages into a directory
@@ -76,7 +79,8 @@ impl Cli {
             | Command::Netlink(_)
             | Command::Stat(_)
             | Command::Run(_)
-            | Command::Env(_) => 0,
+            | Command::Env(_)
+            | Command::Unpack(_) => 0,
         };
         self.verbose.saturating_add(inner)
     }
@@ -91,6 +95,7 @@ impl Cli {
             Command::Stat(a) => stat::run(&a),
             Command::Run(a) => run::run(&a),
             Command::Env(a) => run::env(&a),
+            Command::Unpack(a) => run::unpack(&a),
             Command::Completions(a) => completions::run(&a, Self::command()),
             Command::Man(a) => man::run(&a, Self::command()),
             Command::Netlink(a) => netlink::run(&a),

@@ -16,3 +16,4 @@ mod run;
 mod stat;
 mod sysfs;
 mod tshark;
+mod unpack;
