@@ -4,7 +4,7 @@
 //! ahead"; the client advertises its sink; the server writes the data there with an RDMA Write and
 //! sends "go ahead". A "go ahead" is a 16-byte message whose content has no meaning.
 
-use crate::text;
+use iwarp_cli_common::text;
 
 /// Description of a buffer; big-endian on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -15,6 +15,7 @@ mod inspect;
 mod library;
 mod missing;
 mod sysfs;
+mod trial;
 
 use clap::{Args, ValueEnum};
 use fault::FaultOption;
@@ -27,6 +28,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use sysfs::Shown;
+pub(crate) use trial::try_loading;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Switch {
