@@ -5,7 +5,7 @@
 //! bundle is a single file, for example for a container: the command with the libraries appended.
 //! `iwarp-cli/src/run/bundle.rs` reads it.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -56,6 +56,19 @@ pub fn install(context: &Context, prefix: &Path) -> Result<()> {
         prefix.join("lib/iwarp").display(),
         prefix.join("share").display()
     );
+    Ok(())
+}
+
+/// Removes what [`install`] has installed below `prefix`.
+///
+/// # Errors
+/// If there is nothing, or if a file cannot be removed.
+pub fn uninstall(prefix: &Path) -> Result<()> {
+    let removed = layout::remove(prefix)?;
+    if removed.is_empty() {
+        bail!("nothing is installed in {}", prefix.display());
+    }
+    println!("removed {} files from {}", removed.len(), prefix.display());
     Ok(())
 }
 

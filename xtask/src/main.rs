@@ -73,6 +73,12 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         prefix: std::path::PathBuf,
     },
+    /// Remove what `install` has installed below a prefix
+    Uninstall {
+        /// Folder that was given to `install`
+        #[arg(long, value_name = "DIR")]
+        prefix: std::path::PathBuf,
+    },
     /// Build in release mode and write one executable file that contains the command and its
     /// libraries
     Bundle {
@@ -138,6 +144,7 @@ fn main() -> ExitCode {
             .and_then(|context| tidy::print_rooms(&context).map(|()| true)),
         Command::Install { prefix } => Context::new(false, false)
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
+        Command::Uninstall { prefix } => install::uninstall(&prefix).map(|()| true),
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),

@@ -15,6 +15,7 @@ mod inspect;
 mod library;
 mod missing;
 mod sysfs;
+mod trial;
 mod unpack;
 
 pub(crate) use unpack::UnpackArgs;
@@ -30,6 +31,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use sysfs::Shown;
+pub(crate) use trial::try_loading;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Switch {

@@ -79,6 +79,7 @@ impl QpInner {
             debug_assert!(attached, "there was no stream above");
             g.cork = Cork::default();
             g.peer_vanished = false;
+            g.stream_errno = None;
             // Add the stream with the lock held, so that no thread changes its interest before.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {

@@ -73,6 +73,8 @@ pub(crate) struct QpState {
     pub(crate) held_ns: u64,
     /// The peer of the last stream stopped answering.
     pub(crate) peer_vanished: bool,
+    /// The error with which a call for the last stream failed, for the log.
+    pub(crate) stream_errno: Option<i32>,
     /// How long requests wait for a peer that is connected by number.
     pub(crate) retry: Retry,
     /// Number of resets. An attempt to connect that began in an earlier epoch is ignored.
@@ -213,6 +215,7 @@ impl QueuePair {
                     cork: Cork::default(),
                     held_ns: 0,
                     peer_vanished: false,
+                    stream_errno: None,
                     retry: Retry::default(),
                     epoch: 0,
                 }),

@@ -85,7 +85,10 @@ impl Inner {
         let closing = self.closing.load(Ordering::Relaxed);
         let qp = self.qp();
         let end = End::new(qp.fault(), errno, qp.has_peer_vanished(), closing);
-        tracing::debug!(parent: &self.span, ?end, "the connection has ended");
+        // The queue pair has logged an end in error.
+        if qp.fault().is_none() {
+            tracing::debug!(parent: &self.span, ?end, "the connection has ended");
+        }
         // Set once: there is one event.
         let _ = self.end.set(end);
         self.router.end();
@@ -104,7 +107,13 @@ impl Inner {
             status,
             fault,
         };
-        tracing::debug!(parent: &self.span, %error, "a request has failed");
+        match status {
+            // A consequence of the end of the connection, which has been logged.
+            WcStatus::Flushed => {
+                tracing::trace!(parent: &self.span, %error, "a request has failed");
+            }
+            _ => tracing::debug!(parent: &self.span, %error, "a request has failed"),
+        }
         Error::Operation(error)
     }
 
