@@ -90,8 +90,10 @@ void rnic_connection_free(struct rnic_connection *connection)
 }
 
 /*
- * Queues a turn for each event of the socket from now on. No callback reports earlier events, so
- * this queues a turn immediately if data have arrived or the socket has left `expected_state`.
+ * Queues a turn for each event of the socket and of the timer from now on. No callback reports
+ * earlier events, so this queues a turn immediately if data have arrived or the socket has left
+ * `expected_state`. The timer is set while the socket is locked: a turn may be the last one and
+ * free the connection, and it needs that lock.
  */
 void rnic_watch(struct rnic_connection *connection, int expected_state)
 {
@@ -105,6 +107,7 @@ void rnic_watch(struct rnic_connection *connection, int expected_state)
 	sk->sk_data_ready = socket_event;
 	sk->sk_state_change = socket_event;
 	write_unlock_bh(&sk->sk_callback_lock);
+	rnic_set_timer(connection);
 	if (sk->sk_state != expected_state || !skb_queue_empty(&sk->sk_receive_queue))
 		queue_turn(connection);
 	release_sock(sk);
@@ -299,7 +302,6 @@ static int start_connect(struct rnic_connection *connection, struct sockaddr_sto
 	if (result != -EINPROGRESS)
 		return result;
 	rk_mpa_connecting(connection->mpa, ktime_get_ns());
-	rnic_set_timer(connection);
 	rnic_watch(connection, TCP_SYN_SENT);
 	return 0;
 }

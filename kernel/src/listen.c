@@ -108,7 +108,6 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 	if (!refused) {
 		list_add(&connection->entry, &listener->half_open);
 		listener->count++;
-		rnic_set_timer(connection);
 		rnic_watch(connection, TCP_ESTABLISHED);
 	}
 	mutex_unlock(&listener->lock);

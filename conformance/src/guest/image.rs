@@ -310,6 +310,7 @@ pub(crate) fn device(
         "rejecting",
         "accepting",
         "limited",
+        "withdrawing",
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
