@@ -212,7 +212,7 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
         let headers = release.headers(&tree);
         let built = module::build(
             context,
-            module::DEVICE,
+            (module::DEVICE, module::Use::Shipped),
             &object,
             &headers,
             &dir.join("build"),
