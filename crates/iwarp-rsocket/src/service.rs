@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn new_interval_replaces_timer() {
         let hour = Duration::from_secs(3600);
-        let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
+        let new = || Socket::create(libc::AF_INET, Options::new(false, false)).unwrap();
         let timers = |socket: &Arc<Socket>| {
             let (this, service) = (weak(socket), SERVICE.lock());
             let own = service
