@@ -10,10 +10,11 @@ const QUEUE_MIN: u16 = 16;
 /// Maximum work requests of a queue: half the range of the 16-bit sequence numbers, so that they
 /// can be compared.
 const QUEUE_MAX: u16 = 0x7fff;
-/// The default is larger than rdma-core's 128 KiB. A peer sends until the buffer is full, and then
-/// waits until this end's thread runs and has read half of it.
+/// The defaults are larger than rdma-core's 128 KiB, and similar to the limits of TCP's buffers. A
+/// sender waits when one is full, until a thread at each end has run: the progress thread that
+/// empties the send buffer, and the program that has read half of the receive buffer.
 const RECEIVE_BUFFER: u32 = 4 << 20;
-const SEND_BUFFER: u32 = 1 << 20;
+const SEND_BUFFER: u32 = 4 << 20;
 const BUFFER_MIN: u32 = 4096;
 const BUFFER_MAX: u32 = 1 << 28;
 

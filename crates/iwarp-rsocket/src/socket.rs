@@ -25,8 +25,8 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::{Arc, Weak};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -72,6 +72,7 @@ pub(crate) struct Socket {
     event_waker: Waker,
     note: locked::Note,
     tail_waker: Waker,
+    this: Weak<Self>,
 }
 
 impl Socket {
@@ -112,6 +113,7 @@ impl Socket {
             waiters,
             note: locked::Note::default(),
             tail_waker: Waker::from(Arc::new(locked::TailWaker(Weak::clone(this)))),
+            this: Weak::clone(this),
         })
     }
 
@@ -343,6 +345,13 @@ impl service::Client for Socket {
         self.pump(&mut s, true);
         if let Phase::Connected(stream) = &mut s.phase {
             stream.keep_alive();
+        }
+    }
+
+    fn send_old_tail(&self) -> bool {
+        match &mut self.lock().phase {
+            Phase::Connected(stream) => stream.check_tail(),
+            _ => false,
         }
     }
 }

@@ -95,6 +95,10 @@ pub(crate) struct Stream {
     tail: Option<tail::Tail>,
     /// The socket is woken by the next completion, to send the tail.
     pub(crate) is_tail_watched: bool,
+    /// The service thread checks the tail.
+    pub(crate) is_tail_timed: bool,
+    /// Number of checks without a tail.
+    idle_checks: u32,
     /// A farewell message to send as soon as a work request is free.
     farewell: Option<Message>,
 
@@ -189,6 +193,8 @@ impl Stream {
             in_flight: 0,
             tail: None,
             is_tail_watched: false,
+            is_tail_timed: false,
+            idle_checks: 0,
             farewell: None,
             iomaps: Iomaps::default(),
             reading: true,
@@ -277,6 +283,10 @@ impl Stream {
         if cqe.wr_id & RECEIVE == 0 {
             self.sq_free += (cqe.wr_id >> 32) as u32;
             self.in_use -= cqe.wr_id as u32;
+            if self.in_use == 0 {
+                // The beginning of the buffer is in the processor's caches.
+                self.write_at = 0;
+            }
             return;
         }
         let slot = cqe.wr_id as u16;

@@ -7,6 +7,7 @@
 //! after unlocking.
 
 use super::{Phase, Socket, State};
+use crate::service;
 use parking_lot::MutexGuard;
 use std::ops::{Deref, DerefMut};
 use std::sync::Weak;
@@ -91,6 +92,10 @@ impl Socket {
             return;
         };
         if stream.has_tail() && !stream.is_tail_watched && !stream.is_over() {
+            if !stream.is_tail_timed {
+                // Without the thread, the tail waits until the peer has read.
+                stream.is_tail_timed = service::watch_tail(Weak::clone(&self.this)).is_ok();
+            }
             stream.is_tail_watched = true;
             stream.cq.wake_at_next(&self.tail_waker);
             // A completion may have come before.

@@ -72,7 +72,7 @@ impl Stream {
         self.sq_free >= 2 + CONTROL_SLOTS && self.has_buffer()
     }
 
-    fn can_send(&self) -> bool {
+    pub(super) fn can_send(&self) -> bool {
         // The tail has a credit and work requests already.
         let has_requests = self.has_tail() || self.has_slots() && self.has_credit();
         has_requests && self.has_buffer() && !self.offers.is_empty()

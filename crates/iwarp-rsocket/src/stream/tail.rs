@@ -3,8 +3,9 @@
 //! A system call, a TCP segment and a wake-up cost more than copying 64 KiB. So while the peer is
 //! busy, further writes are gathered in the send buffer, and become one transfer. The peer is busy
 //! while it has not returned a whole half of its receive buffer, or half of its credits. It returns
-//! them when its program has read that much, so no timer is needed: the tail is sent when they
-//! arrive, when there is enough, and before anything else is sent.
+//! them when its program has read that much. The tail is sent when they arrive, when there is
+//! enough, and before anything else is sent. If the peer's program reads nothing, but peeks until
+//! there is more, it returns nothing. So the service thread sends a tail after some milliseconds.
 //!
 //! The tail has its place in the peer's buffer, a credit and two work requests from its first byte
 //! on. So it can be sent at any time without waiting, for example when the program closes the
@@ -22,6 +23,18 @@ pub(super) struct Tail {
     start: u32,
     /// Number of bytes, at least 1.
     len: u32,
+    /// The tail was there at a check already.
+    is_old: bool,
+}
+
+/// Number of checks without a tail after which checks end.
+const IDLE_CHECKS: u32 = 20;
+
+#[cfg(test)]
+impl Tail {
+    pub(super) const fn len(&self) -> u32 {
+        self.len
+    }
 }
 
 impl Stream {
@@ -73,7 +86,12 @@ impl Stream {
                 self.sent = self.sent.wrapping_add(1);
                 self.sq_free -= 2;
                 let target = front;
-                self.tail = Some(Tail { target, start, len });
+                self.tail = Some(Tail {
+                    target,
+                    start,
+                    len,
+                    is_old: false,
+                });
             }
         }
         if offer_is_used || before + len == self.tail_max() || !self.has_buffer() {
@@ -83,9 +101,12 @@ impl Stream {
 
     /// Sends gathered data.
     pub(super) fn send_tail(&mut self) {
-        let Some(Tail { target, start, len }) = self.tail.take() else {
+        let Some(tail) = self.tail.take() else {
             return;
         };
+        let Tail {
+            target, start, len, ..
+        } = tail;
         let (sges, n) = self.stored(start, len);
         // Posting counts the requests again.
         self.sq_free += 2;
@@ -99,5 +120,22 @@ impl Stream {
         if self.tail.is_some() && !self.over && !self.is_peer_busy() {
             self.send_tail();
         }
+    }
+
+    /// Sends the tail if it was there at the last check already. Returns `false` if there was none
+    /// at the last checks.
+    pub(crate) fn check_tail(&mut self) -> bool {
+        match &mut self.tail {
+            Some(_) if self.over => return false,
+            Some(tail) if !tail.is_old => tail.is_old = true,
+            Some(_) => self.send_tail(),
+            None => {
+                self.idle_checks += 1;
+                self.is_tail_timed = self.idle_checks < IDLE_CHECKS;
+                return self.is_tail_timed;
+            }
+        }
+        self.idle_checks = 0;
+        true
     }
 }
