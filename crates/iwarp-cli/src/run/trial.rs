@@ -2,7 +2,7 @@
 
 use super::check::verbs_path;
 use super::inspect::Program;
-use super::{Settings, library};
+use super::{Settings, library, own_path};
 use clap::Parser;
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use std::ffi::OsString;
@@ -24,7 +24,7 @@ struct Defaults {
 pub(crate) fn try_loading() -> Result<String> {
     let libraries = library::find(false)?;
     let settings = Defaults::parse_from(["iwarp"]).settings;
-    let variables = settings.variables(&libraries)?;
+    let variables = settings.variables(&libraries, &own_path()?)?;
     let shell = Program::find(&[OsString::from("sh")])
         .ok_or_else(|| Error::failed("there is no shell (sh) that could load the libraries"))?;
     if let Some(obstacle) = shell.obstacle() {
