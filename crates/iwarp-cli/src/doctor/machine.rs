@@ -15,8 +15,11 @@ const DESCRIPTORS_MIN: u64 = 256;
 /// A smaller limit of the address space is a problem: staging and stacks need room.
 const ADDRESS_SPACE_MIN: u64 = 1 << 30;
 
+/// Tries a group of calls.
+type Trial = fn() -> io::Result<()>;
+
 /// The groups of calls without which the library does not work.
-const NEEDED: [(&str, fn() -> io::Result<()>); 5] = [
+const NEEDED: [(&str, Trial); 5] = [
     ("epoll and eventfd", epoll),
     ("TCP sockets", tcp),
     ("the list of interfaces (netlink sockets)", || {

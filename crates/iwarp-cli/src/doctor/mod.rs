@@ -56,8 +56,10 @@ fn problem<T>(
     })
 }
 
+type Check = fn() -> Finding;
+
 /// The checks. Later ones rely on earlier ones.
-const CHECKS: [(&str, fn() -> Finding); 9] = [
+const CHECKS: [(&str, Check); 9] = [
     ("kernel", machine::kernel),
     ("seccomp", machine::seccomp),
     ("limits", machine::limits),
