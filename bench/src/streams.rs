@@ -5,6 +5,7 @@ use crate::peer::{self, ReceivingProcess};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use iwarp::{Access, Channel, Config, Connection, Options, RemoteRegion, Stream};
+use iwarp_figures::Spread;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -101,30 +102,18 @@ fn report(times: &[Vec<f64>]) -> Map<String, Value> {
         let mut tcp = ROWS.iter().zip(times).filter(|(row, _)| row.1 == Way::Tcp);
         let tcp = tcp.find(|(row, _)| row.2 == *size).map(|(_, times)| times);
         let ratios = own.iter().zip(tcp.into_iter().flatten());
-        let mut ratios: Vec<_> = ratios.map(|(own, tcp)| own / tcp).collect();
-        let mut own = own.clone();
-        let (median, ratio) = (median(&mut own), median(&mut ratios));
-        let range = [ratios.first(), ratios.last()];
+        let ratios = Spread::of(ratios.map(|(own, tcp)| own / tcp).collect());
+        let own = Spread::of(own.clone());
         rows.insert(
             (*name).to_owned(),
-            json!({"s": median, "to_tcp": ratio, "range": range}),
+            json!({
+                "s": own.map(|own| own.median),
+                "to_tcp": ratios.map(|ratios| ratios.median),
+                "range": ratios.map(|ratios| [ratios.min, ratios.max]),
+            }),
         );
     }
     rows
-}
-
-/// Sorts the values, and returns the median.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match (
-        values.get(middle),
-        middle.checked_sub(1).and_then(|i| values.get(i)),
-    ) {
-        (Some(high), Some(low)) if values.len().is_multiple_of(2) => (high + low) / 2.0,
-        (Some(high), _) => *high,
-        (None, _) => 0.0,
-    }
 }
 
 async fn send(
@@ -293,7 +282,5 @@ mod tests {
         assert_eq!(rows.len(), ROWS.len());
         let row = &rows["Stream, 1 MiB"];
         assert_eq!(*row, json!({"s": 4.0, "to_tcp": 1.0, "range": [1.0, 1.0]}));
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 8.0]), 3.0);
-        assert_eq!(median(&mut []), 0.0);
     }
 }
