@@ -6,6 +6,7 @@ use crate::stats::median;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use iwarp::{Access, Channel, Config, Connection, Options, RemoteRegion, Stream};
+use iwarp_figures::Spread;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -102,13 +103,15 @@ fn report(times: &[Vec<f64>]) -> Map<String, Value> {
         let mut tcp = ROWS.iter().zip(times).filter(|(row, _)| row.1 == Way::Tcp);
         let tcp = tcp.find(|(row, _)| row.2 == *size).map(|(_, times)| times);
         let ratios = own.iter().zip(tcp.into_iter().flatten());
-        let mut ratios: Vec<_> = ratios.map(|(own, tcp)| own / tcp).collect();
-        let mut own = own.clone();
-        let (median, ratio) = (median(&mut own), median(&mut ratios));
-        let range = [ratios.first(), ratios.last()];
+        let ratios = Spread::of(ratios.map(|(own, tcp)| own / tcp).collect());
+        let own = Spread::of(own.clone());
         rows.insert(
             (*name).to_owned(),
-            json!({"s": median, "to_tcp": ratio, "range": range}),
+            json!({
+                "s": own.map(|own| own.median),
+                "to_tcp": ratios.map(|ratios| ratios.median),
+                "range": ratios.map(|ratios| [ratios.min, ratios.max]),
+            }),
         );
     }
     rows

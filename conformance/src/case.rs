@@ -1,4 +1,8 @@
 //! A case: one check of a suite, and what the machine must have to run it.
+//!
+//! `run` also compares the result with what is expected, because the expectation is seldom a value:
+//! most cases check what several programs print. The attacks of `cargo xtask interop hostile` are
+//! no cases: each is run against several servers, next to a client whose latencies are reported.
 
 use std::time::Duration;
 

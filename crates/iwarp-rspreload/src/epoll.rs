@@ -8,6 +8,7 @@
 //! As in rdma-core, events of rsockets are level-triggered: `EPOLLET` has no effect on them.
 
 use crate::api::{Repoll, bypassed, rdma, real, repoll};
+use crate::table::MAX;
 use crate::waiting::masked;
 use crate::{errno, fail, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -17,7 +18,6 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-const MAX: usize = 1 << 16;
 const EVENTS_MAX: usize = 4096;
 
 /// User data of the kernel set in the companion set. The user data of an rsocket is its

@@ -11,11 +11,11 @@
 
 use crate::api::{Rdma, bypassed, rdma, real};
 use crate::placeholder::{apply_size_options, become_rsocket};
+use crate::table::MAX;
 use crate::{errno, fail};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-const MAX: usize = 1 << 16;
 /// The accepting end sends these octets, with which programs are unlikely to begin, and the port.
 const MAGIC: [u8; 4] = [0, 0xf5, 0x6b, 0x0d];
 const MESSAGE_LEN: usize = 6;

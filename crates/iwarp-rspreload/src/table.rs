@@ -5,7 +5,7 @@ use libc::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Number of descriptors in the table. A larger descriptor cannot be a placeholder.
-const MAX: usize = 1 << 16;
+pub(crate) const MAX: usize = 1 << 16;
 
 /// The rsocket of each descriptor, plus one; zero if there is none.
 static SOCKETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];

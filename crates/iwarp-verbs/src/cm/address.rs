@@ -1,6 +1,7 @@
 //! Look-ups: `rdma_getaddrinfo(3)`, `rdma_get_devices(3)`.
 
 use crate::abi::cma::*;
+use crate::abi::verbs::value::{QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
 use crate::device::list;
@@ -16,11 +17,6 @@ const FAMILY: c_int = 8;
 const AF_IB: c_int = 27;
 /// Queries InfiniBand's subnet administration instead of the resolver (since rdma-core 56).
 pub(super) const SUBNET: c_int = 0x10;
-const QPT_RC: c_int = 2;
-const QPT_UC: c_int = 3;
-const QPT_UD: c_int = 4;
-const QPT_XRC_SEND: c_int = 9;
-const QPT_XRC_RECV: c_int = 10;
 
 pub(super) unsafe fn allocate<T>() -> Res<*mut T> {
     let p = libc::calloc(1, size_of::<T>()).cast::<T>();
@@ -54,7 +50,7 @@ fn socket_hints(hints: &rdma_addrinfo) -> Result<libc::addrinfo, c_int> {
         // The name is a GID, and the program wants an InfiniBand address.
         return Err(libc::EAI_FAMILY);
     }
-    c.ai_socktype = match hints.ai_qp_type {
+    c.ai_socktype = match hints.ai_qp_type as c_uint {
         QPT_RC | QPT_UC | QPT_XRC_SEND | QPT_XRC_RECV => libc::SOCK_STREAM,
         QPT_UD => libc::SOCK_DGRAM,
         _ => 0,
@@ -98,8 +94,8 @@ unsafe fn look_up(
     }
     if to.ai_qp_type == 0 {
         to.ai_qp_type = match kind {
-            libc::SOCK_STREAM => QPT_RC,
-            libc::SOCK_DGRAM => QPT_UD,
+            libc::SOCK_STREAM => QPT_RC as c_int,
+            libc::SOCK_DGRAM => QPT_UD as c_int,
             _ => 0,
         };
     }

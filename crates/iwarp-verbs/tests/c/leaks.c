@@ -9,10 +9,13 @@
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
+#include <sys/wait.h>
 
 #include "by_number.h"
 
-enum { SIZE = 4096, TIMEOUT_MS = 20000, ROUNDS = 10, DEEP = 8 };
+/* Each scenario runs in a process of its own, because some of them wait for half a minute, and usage
+ * is counted per process. This many run at a time. */
+enum { SIZE = 4096, TIMEOUT_MS = 20000, ROUNDS = 10, DEEP = 8, PROCESSES = 16 };
 
 static int roce;
 static struct ibv_context *context;
@@ -529,13 +532,39 @@ static void set_up(void)
 	no_listener.sin_port = rdma_get_src_port(closed);
 }
 
+/* Waits for a process that ran a scenario. */
+static void wait_for_one(void)
+{
+	int status;
+
+	NEED(wait(&status) > 0);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 int main(int argc, char **argv)
 {
+	int running = 0;
+
 	roce = argc > 1 && !strcmp(argv[1], "roce");
-	set_up();
 	for (unsigned i = 0; i < sizeof(scenarios) / sizeof(*scenarios); i++)
-		for (int arg = scenarios[i].from; arg < scenarios[i].to; arg++)
-			if (argc < 3 || !strcmp(argv[2], scenarios[i].name))
+		for (int arg = scenarios[i].from; arg < scenarios[i].to; arg++) {
+			pid_t child;
+
+			if (argc > 2 && strcmp(argv[2], scenarios[i].name))
+				continue;
+			if (running == PROCESSES)
+				wait_for_one();
+			else
+				running++;
+			child = fork();
+			NEED(child >= 0);
+			if (child == 0) {
+				set_up();
 				check_no_leaks(scenarios[i].name, scenarios[i].run, arg, ROUNDS);
+				exit(failures != 0);
+			}
+		}
+	while (running--)
+		wait_for_one();
 	return result();
 }

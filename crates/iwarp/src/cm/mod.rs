@@ -53,6 +53,17 @@ use crate::objects::context::Context;
 use crate::objects::events::EventQueue;
 use iwarp_rnic::qp::XrcEnd;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Pauses before a refused attempt is repeated: a TCP connect, or a request for datagrams to a port
+/// that no socket is bound to. Some programs send a port to their peer before they listen on it.
+/// With hardware this works because address resolution takes longer than the call to listen.
+const REFUSED_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(60),
+];
 
 /// The kind of an event, with the names of `rdma_get_cm_event(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 /// Minimum number of requests that may wait for an answer. Many programs pass a backlog of 1
 /// although they expect more requests.
-const BACKLOG_MIN: u32 = 128;
+pub(super) const BACKLOG_MIN: u32 = 128;
 /// The default and maximum backlog of the kernel's connection manager.
 const BACKLOG_MAX: u32 = 1024;
 /// Minimum length of the kernel's accept queue. If the queue is full, the kernel drops SYNs, and

@@ -22,6 +22,7 @@ use super::turns::Turns;
 use super::waiters::{Place, Ticket};
 use crate::engine::baton::Baton;
 use crate::engine::slots::{Block, Slots};
+use crate::engine::wakers::wake;
 use crate::error::Error;
 use crate::failure::Refusal;
 use crate::runtime::CompletionQueue;
@@ -30,7 +31,6 @@ use crate::sys::fork::Origin;
 use iwarp_rnic::{Cqe, PostError, WcStatus};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
@@ -105,18 +105,9 @@ impl Wake for Wakes {
     }
 }
 
-/// Calls a waker of the program. A panic does not prevent the calls of other wakers.
-fn call(waker: Waker) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-        tracing::error!("a waker of the program panicked");
-        // Dropping the payload may panic again.
-        std::mem::forget(payload);
-    }
-}
-
 /// Calls wakers that were taken from a list. No lock may be held.
 pub(super) fn call_all(wakers: impl IntoIterator<Item = Waker>) {
-    wakers.into_iter().for_each(call);
+    wakers.into_iter().for_each(wake);
 }
 
 impl Router {

@@ -90,7 +90,8 @@ impl Wakers {
     }
 }
 
-fn wake(waker: Waker) {
+/// Calls a waker of the program. A panic does not prevent the calls of other wakers.
+pub(crate) fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker of the program panicked");
         // Dropping the payload may panic again.

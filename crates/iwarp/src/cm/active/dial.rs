@@ -2,8 +2,8 @@
 //! refusal.
 
 use super::{Active, End, Next, Stage, State, TIMER_MAPPER, TIMER_RECONNECT};
-use crate::cm::CmEventKind;
 use crate::cm::portmap::{self, Found, Lookup};
+use crate::cm::{CmEventKind, REFUSED_PAUSES};
 use crate::engine::Source;
 use crate::error::{Error, Result};
 use crate::objects::context::random_u64;
@@ -14,17 +14,6 @@ use iwarp_rnic::Time;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Pauses before a refused TCP connect is tried again. Some programs send a port to their peer
-/// before they listen on it. With hardware this works because address resolution takes longer than
-/// the call to listen.
-const REFUSED_PAUSES: [Duration; 4] = [
-    Duration::from_millis(2),
-    Duration::from_millis(8),
-    Duration::from_millis(30),
-    Duration::from_millis(60),
-];
 
 impl Active {
     pub(super) fn connect(self: &Arc<Self>, s: &mut State, bound: Option<Bound>) -> Result<Next> {

@@ -1,9 +1,9 @@
 //! The requester: repeats its request until an answer arrives, and then adds the event.
 
-use super::super::CmEventKind;
 use super::super::id::{CmId, CmIdInner, engine};
 use super::super::phase::Phase;
-use super::DatagramEnd;
+use super::super::{CmEventKind, REFUSED_PAUSES};
+use super::{DatagramEnd, MESSAGES_PER_CALL};
 use crate::cm::CmEvent;
 use crate::crc::crc32c_append;
 use crate::engine::{Engine, Source};
@@ -20,18 +20,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Pauses before a request is repeated if no socket is bound to the peer's port. Some programs send
-/// a port to their peer before they listen on it.
-const REFUSED_PAUSES: [Duration; 4] = [
-    Duration::from_millis(2),
-    Duration::from_millis(8),
-    Duration::from_millis(30),
-    Duration::from_millis(60),
-];
 const TIMER_DUE: u32 = 0;
 const TIMER_RESEND: u32 = 1;
-/// Maximum number of messages read per call, so that other sockets are served in between.
-const MESSAGES_PER_CALL: usize = 64;
 
 struct State {
     requester: Requester,

@@ -37,6 +37,9 @@ pub struct DatagramEnd {
     pub qkey: u32,
 }
 
+/// Maximum number of messages read per call, so that other sockets are served in between.
+const MESSAGES_PER_CALL: usize = 64;
+
 /// The additional state of an identifier for datagrams.
 #[derive(Default)]
 pub(super) struct Datagrams {

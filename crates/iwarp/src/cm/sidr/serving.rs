@@ -1,8 +1,10 @@
 //! The listener: reads requests, passes them to the program, and sends its answers.
 
 use super::super::id::{CmId, CmIdInner, engine, shared_context};
+use super::super::passive::BACKLOG_MIN;
 use super::super::phase::Phase;
 use super::super::{CmEvent, CmEventKind};
+use super::MESSAGES_PER_CALL;
 use super::request_table::{Advice, Key, RequestTable};
 use crate::admission::Networks;
 use crate::crc::crc32c_append;
@@ -19,12 +21,9 @@ use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
-/// Limits of the backlog, the number of requests that wait for the program's answer. Each such
-/// request costs an identifier and an event.
-const BACKLOG_MIN: u32 = 128;
+/// Maximum number of requests that wait for the program's answer. Each such request costs an
+/// identifier and an event.
 const BACKLOG_MAX: u32 = 65_536;
-/// Maximum number of messages read per call, so that other sockets are served in between.
-const MESSAGES_PER_CALL: usize = 64;
 
 /// A listener for datagram requests.
 pub(in crate::cm) struct Serving {
