@@ -373,6 +373,15 @@ void rk_sender_closed(struct rk_qp *qp);
 void rk_area_lend(struct rk_qp *qp, struct rk_area *area);	/* the queue pair has no area */
 bool rk_area_is_lent(const struct rk_qp *qp);
 struct rk_area *rk_area_take_back(struct rk_qp *qp);	/* NULL: it keeps its area, or has none */
+/*
+ * Part of an FPDU can be kept elsewhere: if rk_area_partial() returns its length (0: there is none,
+ * or the area contains data to send, too), rk_area_save() moves it to `to`, and the area can be
+ * taken back. Before the next call that receives, rk_area_restore() must put it into an area. If
+ * `to` is NULL, the bytes are forgotten: the caller must pass them again to rk_rx_input().
+ */
+size_t rk_area_partial(const struct rk_qp *qp);
+void rk_area_save(struct rk_qp *qp, u8 *to);
+bool rk_area_restore(struct rk_qp *qp, const u8 *from, size_t len);
 
 /*
  * The functions from here to rk_rx_eof() do nothing without an area, except for rk_rx_interest(),

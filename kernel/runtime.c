@@ -16,6 +16,9 @@
 atomic_long_t iwarp_allocations;
 atomic_long_t iwarp_frees;
 
+#define GFP (GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
+
+#ifdef IWARP_FAULTS
 static int fail_allocation;
 module_param(fail_allocation, int, 0644);
 MODULE_PARM_DESC(fail_allocation,
@@ -31,8 +34,18 @@ static bool inject_failure(void)
 			return remaining == 1;
 	return false;
 }
+#else
+static bool inject_failure(void)
+{
+	return false;
+}
+#endif
 
-/* Called in process context only. Uses kvmalloc() because rings can be large. */
+/*
+ * Called in process context only. Uses kvmalloc() because rings can be large. The memory is charged
+ * to the caller's memory cgroup; if its limit is reached, the allocation fails and nothing is
+ * killed.
+ */
 void *iwarp_alloc(size_t size, size_t align, bool zeroed)
 {
 	void *ptr;
@@ -43,7 +56,7 @@ void *iwarp_alloc(size_t size, size_t align, bool zeroed)
 	/* kvmalloc() aligns an allocation to its size if that is a power of two. */
 	if (align > ARCH_KMALLOC_MINALIGN)
 		size = roundup_pow_of_two(max(size, align));
-	ptr = kvmalloc(size, zeroed ? GFP_KERNEL | __GFP_ZERO : GFP_KERNEL);
+	ptr = kvmalloc(size, GFP | (zeroed ? __GFP_ZERO : 0));
 	if (ptr)
 		atomic_long_inc(&iwarp_allocations);
 	return ptr;

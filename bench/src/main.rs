@@ -12,6 +12,7 @@ mod idle;
 mod peer;
 mod probe;
 mod rdma;
+mod rsockets;
 mod scale;
 mod served;
 mod spin;
@@ -69,6 +70,8 @@ enum Command {
     Crowd(crowd::CrowdArgs),
     /// Streams, channels and replicated logs, and tokio's TCP, alternating
     Streams(streams::StreamsArgs),
+    /// iperf3 over `librspreload.so` and over TCP, alternating
+    Rsockets(rsockets::RsocketsArgs),
     /// Print facts about this machine
     Host,
 }
@@ -107,10 +110,10 @@ struct Time {
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
-    let (sender, receiver) = peer::parse_cpus(&cli.cpus)?;
+    let cpus = peer::parse_cpus(&cli.cpus)?;
     let (sender, receiver) = match cli.command {
-        Command::Host => (None, None),
-        _ => (sender, receiver),
+        Command::Host | Command::Rsockets(_) => (None, None),
+        _ => cpus,
     };
     if let Some(cpu) = if cli.peer { receiver } else { sender } {
         cpu::pin_to(cpu)?;
@@ -143,6 +146,7 @@ fn main() -> Result<()> {
         Command::Crowd(a) => crowd::measure(a)?,
         Command::Streams(a) if is_peer => streams::peer(a)?,
         Command::Streams(a) => streams::measure(a)?,
+        Command::Rsockets(a) => rsockets::measure(a, cpus.into())?,
         Command::Host => host::facts(),
     };
     println!("{result}");

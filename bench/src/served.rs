@@ -2,6 +2,10 @@
 //! waits, it alternates between polling and sleeping or working, or another of its threads polls
 //! another queue. The initiator sleeps between its operations, and waits for each completion
 //! without polling, as most programs do.
+//!
+//! In some rows, each process has *vain pollers*: threads that poll queues whose peers send nothing,
+//! as transfer engines have. These rows are compared with a blocking ping-pong over TCP beside the
+//! same pollers.
 
 use crate::peer::{self, ReceivingProcess};
 use crate::rdma::{ALL_ACCESS, Link, STALL_TIMEOUT, posted};
@@ -13,7 +17,8 @@ use iwarp::verbs::{
 };
 use iwarp_figures::Latencies;
 use serde_json::{Map, Value, json};
-use std::net::Ipv4Addr;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,7 +35,7 @@ pub(crate) struct ServedArgs {
 }
 
 /// What the target's program does. The others are compared with the first.
-const BEHAVIOURS: [(&str, Behaviour); 7] = [
+const BEHAVIOURS: [(&str, Behaviour); 10] = [
     ("waits", Behaviour::Waits),
     ("polls 16 times, sleeps 450 µs", Behaviour::Sleeps(450)),
     ("polls 16 times, sleeps 1.95 ms", Behaviour::Sleeps(1950)),
@@ -41,7 +46,12 @@ const BEHAVIOURS: [(&str, Behaviour); 7] = [
         Behaviour::Other,
     ),
     ("polls 32 times, waits 1 ms, works 200 µs", Behaviour::Loop),
+    ("2 vain pollers in each process", Behaviour::Pollers(2)),
+    ("4 vain pollers in each process", Behaviour::Pollers(4)),
+    ("8 vain pollers in each process", Behaviour::Pollers(8)),
 ];
+/// Maximum number of vain pollers in a process.
+const POLLERS_MAX: usize = 8;
 
 #[derive(Debug, Clone, Copy)]
 enum Behaviour {
@@ -50,6 +60,8 @@ enum Behaviour {
     Works(u32, u64),
     Other,
     Loop,
+    /// Waits, while this many other threads poll in both processes.
+    Pollers(usize),
 }
 
 /// Number of operations that are not counted, to warm up.
@@ -60,8 +72,10 @@ const PAUSE: u64 = 300;
 struct End {
     pd: ProtectionDomain,
     ctx: Context,
-    /// The queues of the two connections. Only the first connection is used.
-    cqs: [CompletionQueue; 2],
+    /// The queue of the connection that is used.
+    used: CompletionQueue,
+    /// The queues of idle connections, each of which one thread polls.
+    idle: Vec<CompletionQueue>,
 }
 
 impl End {
@@ -69,7 +83,10 @@ impl End {
         let ctx = link.open()?;
         Ok(Self {
             pd: ProtectionDomain::new(&ctx),
-            cqs: [ctx.create_cq(64, None)?, ctx.create_cq(64, None)?],
+            used: ctx.create_cq(64, None)?,
+            idle: (0..POLLERS_MAX)
+                .map(|_| ctx.create_cq(64, None))
+                .collect::<iwarp::Result<_>>()?,
             ctx,
         })
     }
@@ -92,7 +109,10 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
     let connect = |cq| -> Result<ConnectedId> {
         Ok(Connector::new(&end.ctx).connect(to, end.queue_pair(cq)?)?)
     };
-    let [connection, idle] = [connect(&end.cqs[0])?, connect(&end.cqs[1])?];
+    let connection = connect(&end.used)?;
+    let idle: Vec<_> = end.idle.iter().map(connect).collect::<Result<_>>()?;
+    let mut tcp = TcpStream::connect(peer.address()?)?;
+    tcp.set_nodelay(true)?;
     let mut rows = Map::new();
     for (name, behaviour) in BEHAVIOURS {
         if !is_selected(a, name, behaviour) {
@@ -100,10 +120,16 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
         }
         peer.say(name)?;
         peer.report()?;
-        let times = fetch_adds(&end, &connection, a.iters)?;
+        let row = match behaviour {
+            Behaviour::Pollers(count) => beside_pollers(&end.idle[..count], || {
+                let times = fetch_adds(&end, &connection, a.iters)?;
+                Ok(compared(&times, &ping_pongs(&mut tcp, a.iters)?))
+            })?,
+            _ => summary(&fetch_adds(&end, &connection, a.iters)?),
+        };
         peer.say("enough")?;
         peer.report()?;
-        rows.insert(name.to_owned(), summary(&times));
+        rows.insert(name.to_owned(), row);
     }
     drop(idle);
     Ok(Value::Object(rows))
@@ -114,17 +140,32 @@ fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latenci
         .context("the target's private data do not describe its memory")?;
     let memory = end.pd.reg_mr(8, ALL_ACCESS)?;
     let sges = [memory.sge(0..8)?];
+    with_pauses(iters, || {
+        let wr = SendWr::fetch_add(1, remote.addr, remote.rkey, 1, &sges);
+        posted(connection.post_send(&[wr.signaled()]))?;
+        let mut done = [Cqe::default()];
+        end.used.wait(&mut done, Some(STALL_TIMEOUT))?;
+        if done[0].status != WcStatus::Success {
+            bail!("a FetchAdd failed: {:?}", done[0].status);
+        }
+        Ok(())
+    })
+}
+
+fn ping_pongs(tcp: &mut TcpStream, iters: u32) -> Result<Latencies> {
+    with_pauses(iters, || {
+        tcp.write_all(&[1; 8])?;
+        Ok(tcp.read_exact(&mut [0; 8])?)
+    })
+}
+
+/// Measures `iters` calls of `operation`, with random pauses between them.
+fn with_pauses(iters: u32, mut operation: impl FnMut() -> Result<()>) -> Result<Latencies> {
     let mut times = Latencies::default();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     for i in 0..WARM_UP + iters {
         let begin = Instant::now();
-        let wr = SendWr::fetch_add(1, remote.addr, remote.rkey, 1, &sges);
-        posted(connection.post_send(&[wr.signaled()]))?;
-        let mut done = [Cqe::default()];
-        end.cqs[0].wait(&mut done, Some(STALL_TIMEOUT))?;
-        if done[0].status != WcStatus::Success {
-            bail!("a FetchAdd failed: {:?}", done[0].status);
-        }
+        operation()?;
         if i >= WARM_UP {
             times.record(begin.elapsed());
         }
@@ -136,6 +177,29 @@ fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latenci
     Ok(times)
 }
 
+/// Calls `f` while a thread polls each of the queues.
+fn beside_pollers<T>(idle: &[CompletionQueue], f: impl FnOnce() -> Result<T>) -> Result<T> {
+    let enough = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let poll_queue = |queue| -> Result<()> {
+            while !enough.load(Ordering::Relaxed) {
+                poll(queue, 64)?;
+            }
+            Ok(())
+        };
+        let pollers: Vec<_> = idle
+            .iter()
+            .map(|queue| scope.spawn(move || poll_queue(queue)))
+            .collect();
+        let result = f();
+        enough.store(true, Ordering::Relaxed);
+        for poller in pollers {
+            poller.join().expect("a poller panicked")?;
+        }
+        result
+    })
+}
+
 fn summary(times: &Latencies) -> Value {
     let us = |share| times.quantile_us(share).unwrap_or(0.0);
     json!({
@@ -143,6 +207,14 @@ fn summary(times: &Latencies) -> Value {
         "p90_us": us(0.9),
         "p99_us": us(0.99),
     })
+}
+
+fn compared(times: &Latencies, tcp: &Latencies) -> Value {
+    let p50 = |times: &Latencies| times.quantile_us(0.5).unwrap_or(0.0);
+    let mut row = summary(times);
+    row["tcp"] = summary(tcp);
+    row["p50_to_tcp"] = json!(p50(times) / p50(tcp).max(f64::MIN_POSITIVE));
+    row
 }
 
 /// Runs the target.
@@ -159,7 +231,9 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
         let request = listener.accept(Some(STALL_TIMEOUT))?;
         Ok(request.accept(end.queue_pair(cq)?, &parameters)?)
     };
-    let connections = [accept(&end.cqs[0])?, accept(&end.cqs[1])?];
+    let connection = accept(&end.used)?;
+    let idle: Vec<_> = end.idle.iter().map(accept).collect::<Result<_>>()?;
+    echo_over_tcp()?;
     for (name, behaviour) in BEHAVIOURS {
         if !is_selected(a, name, behaviour) {
             continue;
@@ -170,7 +244,7 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
         }
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| -> Result<()> {
-            let program = scope.spawn(|| run_program(behaviour, &end.cqs, &enough));
+            let program = scope.spawn(|| run_program(behaviour, &end, &enough));
             peer::send_line(json!({}))?;
             let line = peer::read_line();
             enough.store(true, Ordering::Relaxed);
@@ -179,20 +253,34 @@ pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
         })?;
         peer::send_line(json!({}))?;
     }
-    drop(connections);
+    drop((connection, idle));
     Ok(json!({}))
 }
 
+/// Starts a thread that echoes 8 bytes at a time over TCP, until the initiator ends.
+fn echo_over_tcp() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    peer::send_line(listener.local_addr()?)?;
+    let mut tcp = listener.accept()?.0;
+    tcp.set_nodelay(true)?;
+    std::thread::spawn(move || {
+        let mut octets = [0; 8];
+        while tcp.read_exact(&mut octets).is_ok() && tcp.write_all(&octets).is_ok() {}
+    });
+    Ok(())
+}
+
 /// Behaves as the target's program, until `enough` is set.
-fn run_program(
-    behaviour: Behaviour,
-    cqs: &[CompletionQueue; 2],
-    enough: &AtomicBool,
-) -> Result<()> {
-    let [used, idle] = cqs;
+fn run_program(behaviour: Behaviour, end: &End, enough: &AtomicBool) -> Result<()> {
+    let used = &end.used;
+    if let Behaviour::Pollers(count) = behaviour {
+        return beside_pollers(&end.idle[..count], || {
+            run_program(Behaviour::Waits, end, enough)
+        });
+    }
     while !enough.load(Ordering::Relaxed) {
         match behaviour {
-            Behaviour::Waits => wait(used, Duration::from_millis(50))?,
+            Behaviour::Waits | Behaviour::Pollers(_) => wait(used, Duration::from_millis(50))?,
             Behaviour::Sleeps(us) => {
                 poll(used, 16)?;
                 std::thread::sleep(Duration::from_micros(us));
@@ -202,7 +290,7 @@ fn run_program(
                 work(us);
             }
             Behaviour::Other => {
-                poll(idle, 64)?;
+                poll(&end.idle[0], 64)?;
                 work(500);
             }
             Behaviour::Loop => {

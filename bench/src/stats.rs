@@ -80,9 +80,30 @@ impl Flow {
     }
 }
 
+/// Sorts the values, and returns the median.
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (
+        values.get(middle),
+        middle.checked_sub(1).and_then(|i| values.get(i)),
+    ) {
+        (Some(high), Some(low)) if values.len().is_multiple_of(2) => (high + low) / 2.0,
+        (Some(high), _) => *high,
+        (None, _) => 0.0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn median_of_even_number() {
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 8.0]), 3.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut []), 0.0);
+    }
 
     #[test]
     fn warm_up_is_not_counted() {

@@ -2,6 +2,7 @@
 //! tokio's TCP, alternately. The receiver reads every octet.
 
 use crate::peer::{self, ReceivingProcess};
+use crate::stats::median;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use iwarp::{Access, Channel, Config, Connection, Options, RemoteRegion, Stream};
@@ -111,20 +112,6 @@ fn report(times: &[Vec<f64>]) -> Map<String, Value> {
         );
     }
     rows
-}
-
-/// Sorts the values, and returns the median.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match (
-        values.get(middle),
-        middle.checked_sub(1).and_then(|i| values.get(i)),
-    ) {
-        (Some(high), Some(low)) if values.len().is_multiple_of(2) => (high + low) / 2.0,
-        (Some(high), _) => *high,
-        (None, _) => 0.0,
-    }
 }
 
 async fn send(
@@ -293,7 +280,5 @@ mod tests {
         assert_eq!(rows.len(), ROWS.len());
         let row = &rows["Stream, 1 MiB"];
         assert_eq!(*row, json!({"s": 4.0, "to_tcp": 1.0, "range": [1.0, 1.0]}));
-        assert_eq!(median(&mut [4.0, 1.0, 2.0, 8.0]), 3.0);
-        assert_eq!(median(&mut []), 0.0);
     }
 }

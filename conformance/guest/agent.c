@@ -49,32 +49,36 @@ static int relay(int from, int to)
 	return n > 0 && put(to, buf, (size_t)n) == 0;
 }
 
-static void serve(int s)
+/* Reads a command and its time limit in seconds. Returns 0, or -1 if the request is invalid. */
+static int read_command(int s, char *command, size_t size, long *seconds)
 {
-	static char command[65536];
 	char line[32];
 	size_t n = 0, len;
-	long seconds;
 	while (n < sizeof line - 1) {
 		if (read(s, line + n, 1) <= 0)
-			return;
+			return -1;
 		if (line[n++] == '\n')
 			break;
 	}
 	line[n] = 0;
-	if (sscanf(line, "%ld %zu", &seconds, &len) != 2 || len >= sizeof command)
-		return;
+	if (sscanf(line, "%ld %zu", seconds, &len) != 2 || len >= size)
+		return -1;
 	for (n = 0; n < len;) {
 		ssize_t k = read(s, command + n, len - n);
 		if (k <= 0)
-			return;
+			return -1;
 		n += (size_t)k;
 	}
-	long end = now() + 1000 * seconds;
+	return 0;
+}
 
-	int p[2], status = 0, timed_out = 0, exited = 0;
+/* Starts the command in a session of its own. Its output can be read from *output. Returns the
+ * process, or -1. */
+static pid_t start(const char *command, int s, int *output)
+{
+	int p[2];
 	if (pipe(p))
-		return;
+		return -1;
 	pid_t child = fork();
 	if (child == 0) {
 		setsid();
@@ -89,16 +93,29 @@ static void serve(int s)
 		_exit(127);
 	}
 	close(p[1]);
+	*output = p[0];
+	return child;
+}
+
+static void serve(int s)
+{
+	static char command[65536];
+	long seconds;
+	int output, status = 0, timed_out = 0, exited = 0;
+	if (read_command(s, command, sizeof command, &seconds))
+		return;
+	long end = now() + 1000 * seconds;
+	pid_t child = start(command, s, &output);
 	if (child < 0)
 		return;
-	struct pollfd f[2] = { { p[0], POLLIN, 0 }, { s, POLLRDHUP, 0 } };
+	struct pollfd f[2] = { { output, POLLIN, 0 }, { s, POLLRDHUP, 0 } };
 	for (;;) {
 		poll(f, 2, exited ? 0 : 20);
 		if (f[1].revents) {
 			kill(-child, SIGKILL);
 			return;
 		}
-		if (f[0].revents && !relay(p[0], s)) {
+		if (f[0].revents && !relay(output, s)) {
 			/* the pipe is closed, but the command may still be running */
 			f[0].fd = -1;
 			f[0].revents = 0;

@@ -32,6 +32,11 @@ fn compile_command(to: &Path) -> Command {
         .args(["-Ctarget-feature=-crt-static", "-Cstrip=symbols"])
         // Make a reference to a function of the C library an error.
         .args(["-Clink-arg=-nostdlib", "-Clink-arg=-zdefs"])
+        // Builds in different folders must be identical.
+        .arg(format!(
+            "--remap-path-prefix={}=/iwarp-audit",
+            set_by_cargo("CARGO_MANIFEST_DIR")
+        ))
         .arg("-o")
         .arg(to)
         // Do not use the workspace's flags.

@@ -43,18 +43,6 @@ struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord)
 	};
 }
 
-/* Creates a socket in the network namespace of the device, for the family of an address. */
-int rnic_create_socket(struct ib_device *base, const struct sockaddr_storage *address,
-		       struct socket **socket)
-{
-	struct net *net = dev_net(to_device(base)->netdev);
-	int result = sock_create_kern(net, address->ss_family, SOCK_STREAM, IPPROTO_TCP, socket);
-
-	if (result)
-		*socket = NULL;
-	return result;
-}
-
 /* ---- turns ---- */
 
 static void queue_turn(struct rnic_connection *connection)
@@ -80,7 +68,7 @@ static void socket_event(struct sock *sk)
 
 struct rnic_connection *rnic_connection_new(struct rk_mpa *mpa, work_func_t turn)
 {
-	struct rnic_connection *connection = mpa ? kzalloc(sizeof(*connection), GFP_KERNEL) : NULL;
+	struct rnic_connection *connection = mpa ? kzalloc(sizeof(*connection), RNIC_GFP) : NULL;
 
 	if (!connection) {
 		rk_mpa_free(mpa);
@@ -96,14 +84,16 @@ struct rnic_connection *rnic_connection_new(struct rk_mpa *mpa, work_func_t turn
 void rnic_connection_free(struct rnic_connection *connection)
 {
 	if (connection->socket)
-		sock_release(connection->socket);
+		rnic_close_socket(connection->socket, connection->reset);
 	rk_mpa_free(connection->mpa);
 	kfree(connection);
 }
 
 /*
- * Queues a turn for each event of the socket from now on. No callback reports earlier events, so
- * this queues a turn immediately if data have arrived or the socket has left `expected_state`.
+ * Queues a turn for each event of the socket and of the timer from now on. No callback reports
+ * earlier events, so this queues a turn immediately if data have arrived or the socket has left
+ * `expected_state`. The timer is set while the socket is locked: a turn may be the last one and
+ * free the connection, and it needs that lock.
  */
 void rnic_watch(struct rnic_connection *connection, int expected_state)
 {
@@ -117,6 +107,7 @@ void rnic_watch(struct rnic_connection *connection, int expected_state)
 	sk->sk_data_ready = socket_event;
 	sk->sk_state_change = socket_event;
 	write_unlock_bh(&sk->sk_callback_lock);
+	rnic_set_timer(connection);
 	if (sk->sk_state != expected_state || !skb_queue_empty(&sk->sk_receive_queue))
 		queue_turn(connection);
 	release_sock(sk);
@@ -136,7 +127,7 @@ void rnic_unwatch(struct rnic_connection *connection)
 	sk->sk_user_data = NULL;
 	write_unlock_bh(&sk->sk_callback_lock);
 	connection->data_ready = NULL;
-	del_timer_sync(&connection->timer);
+	timer_delete_sync(&connection->timer);
 	/* Another turn may be queued, but none is running except for this one. */
 	cancel_work(&connection->work);
 }
@@ -302,16 +293,15 @@ static int start_connect(struct rnic_connection *connection, struct sockaddr_sto
 	if (result)
 		return result;
 	sock_set_reuseaddr(connection->socket->sk);
-	result = kernel_bind(connection->socket, (struct sockaddr *)local,
+	result = kernel_bind(connection->socket, (rnic_sockaddr *)local,
 			     rnic_address_size(local));
 	if (result)
 		return result;
-	result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
+	result = kernel_connect(connection->socket, (rnic_sockaddr *)&id->m_remote_addr,
 				rnic_address_size(&id->m_remote_addr), O_NONBLOCK);
 	if (result != -EINPROGRESS)
 		return result;
 	rk_mpa_connecting(connection->mpa, ktime_get_ns());
-	rnic_set_timer(connection);
 	rnic_watch(connection, TCP_SYN_SENT);
 	return 0;
 }
@@ -321,7 +311,7 @@ static int start_from_new_port(struct rnic_connection *connection)
 {
 	struct sockaddr_storage local = connection->id->m_local_addr;
 
-	sock_release(connection->socket);
+	rnic_close_socket(connection->socket, false);
 	connection->socket = NULL;
 	/* The port is at the same offset in both families. */
 	((struct sockaddr_in *)&local)->sin_port = 0;
@@ -337,7 +327,7 @@ static int start_from_new_port(struct rnic_connection *connection)
  */
 static bool may_change_port(const struct iw_cm_id *id, int result)
 {
-	struct net *net = dev_net(to_device(id->device)->netdev);
+	struct net *net = to_device(id->device)->net;
 	/* The port is at the same offset in both families. */
 	int low, high, port = ntohs(((const struct sockaddr_in *)&id->m_local_addr)->sin_port);
 
@@ -369,7 +359,7 @@ static int send_request(struct rnic_connection *connection)
 	const u8 *request;
 	size_t octets;
 	/* The second call returns the result of the first. */
-	int result = kernel_connect(connection->socket, (struct sockaddr *)&id->m_remote_addr,
+	int result = kernel_connect(connection->socket, (rnic_sockaddr *)&id->m_remote_addr,
 				    rnic_address_size(&id->m_remote_addr), O_NONBLOCK);
 
 	if (result)

@@ -20,6 +20,8 @@ struct rnic_connection {
 	void (*data_ready)(struct sock *sk);
 	void (*state_change)(struct sock *sk);
 	struct rk_mpa *mpa;
+	/* Reset the TCP connection when the connection is freed. */
+	bool reset;
 	/* Initiators only. */
 	struct iw_cm_id *id;
 	struct rnic_qp *qp;
@@ -33,8 +35,6 @@ struct rnic_connection {
 
 struct rk_mpa_params rnic_mpa_params(u32 ird, u32 ord);
 size_t rnic_address_size(const struct sockaddr_storage *address);
-int rnic_create_socket(struct ib_device *base, const struct sockaddr_storage *address,
-		       struct socket **socket);
 
 /*
  * Creates a connection without a socket. It owns `mpa` from now on; on failure, `mpa` is freed.

@@ -7,7 +7,6 @@
 #include <linux/idr.h>
 #include <linux/if_arp.h>
 #include <linux/module.h>
-#include <linux/version.h>
 #include <net/addrconf.h>
 #include <rdma/ib_addr.h>
 #include <rdma/iw_cm.h>
@@ -180,8 +179,7 @@ static void disassociate_ucontext(struct ib_ucontext *context)
 {
 }
 
-/* Kernels since 6.11 pass all attributes of the call. */
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 11, 0)
+#ifdef HAVE_CREATE_CQ_BUNDLE
 static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 		     struct uverbs_attr_bundle *call)
 {
@@ -195,11 +193,27 @@ static int create_cq(struct ib_cq *cq, const struct ib_cq_init_attr *attributes,
 }
 #endif
 
+#ifdef HAVE_REG_USER_MR_DMAH
+static struct ib_mr *reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, int rights,
+				 struct ib_dmah *dmah, struct ib_udata *udata)
+{
+	/* A hint for devices that access memory by DMA. */
+	return dmah ? ERR_PTR(-EOPNOTSUPP) : rnic_reg_user_mr(pd, start, len, iova, rights, udata);
+}
+#else
+static struct ib_mr *reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, int rights,
+				 struct ib_udata *udata)
+{
+	return rnic_reg_user_mr(pd, start, len, iova, rights, udata);
+}
+#endif
+
 /* Called after the device has lost its last user. */
 static void dealloc_driver(struct ib_device *base)
 {
 	struct rnic_device *device = to_device(base);
 
+	rnic_net_remove(device);
 	xa_destroy(&device->qps);
 	rnic_areas_free(device);
 	rk_device_free(device->engine);
@@ -254,7 +268,7 @@ static const struct ib_device_ops device_ops = {
 	.destroy_qp = rnic_destroy_qp,
 	.post_send = rnic_post_send,
 	.post_recv = rnic_post_recv,
-	.reg_user_mr = rnic_reg_user_mr,
+	.reg_user_mr = reg_user_mr,
 	.dereg_mr = rnic_dereg_mr,
 	.get_dma_mr = rnic_get_dma_mr,
 	.alloc_mr = rnic_alloc_mr,
@@ -305,9 +319,11 @@ int rnic_device_add(const char *name, struct net_device *netdev)
 		goto no_engine;
 	rwlock_init(&device->table_lock);
 	spin_lock_init(&device->area_lock);
+	INIT_LIST_HEAD(&device->partials);
 	mutex_init(&device->register_lock);
 	xa_init_flags(&device->qps, XA_FLAGS_ALLOC | XA_FLAGS_LOCK_BH);
 	device->netdev = netdev;
+	device->net = dev_net(netdev);
 	device->active = rnic_link_is_up(netdev);
 	choose_address(device);
 
@@ -325,9 +341,12 @@ int rnic_device_add(const char *name, struct net_device *netdev)
 	if (result)
 		goto no_device;
 	netdev_hold(netdev, &device->tracker, GFP_KERNEL);
+	/* Before the registration: after it, the device may be removed at any time. */
+	rnic_net_add(device);
 	result = ib_register_device(base, name, NULL);
 	if (!result)
 		return 0;
+	rnic_net_remove(device);
 	netdev_put(netdev, &device->tracker);
 no_device:
 	rk_device_free(device->engine);

@@ -82,7 +82,7 @@ static void request_turn(struct work_struct *work)
 		result = id->event_handler(id, &event);
 	} else if (result == -EPROTO) {
 		/* Send a reset: RNICs try MPA revision 1 only after a reset. */
-		sock_no_linger(connection->socket->sk);
+		connection->reset = true;
 	}
 	if (result)
 		rnic_connection_free(connection);
@@ -98,7 +98,7 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 	connection = rnic_connection_new(rk_mpa_new(false, &params, NULL, 0, ktime_get_ns()),
 					 request_turn);
 	if (!connection) {
-		sock_release(socket);
+		rnic_close_socket(socket, true);
 		return;
 	}
 	connection->socket = socket;
@@ -108,7 +108,6 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 	if (!refused) {
 		list_add(&connection->entry, &listener->half_open);
 		listener->count++;
-		rnic_set_timer(connection);
 		rnic_watch(connection, TCP_ESTABLISHED);
 	}
 	mutex_unlock(&listener->lock);
@@ -200,7 +199,7 @@ static int open_listener(struct listener *listener, struct iw_cm_id *id, int bac
 		sk->sk_bound_dev_if = to_device(id->device)->netdev->ifindex;
 	if (id->m_local_addr.ss_family == AF_INET6 && id->afonly)
 		ip6_sock_set_v6only(sk);
-	result = kernel_bind(listener->socket, (struct sockaddr *)&id->m_local_addr,
+	result = kernel_bind(listener->socket, (rnic_sockaddr *)&id->m_local_addr,
 			     rnic_address_size(&id->m_local_addr));
 	if (!result) {
 		write_lock_bh(&sk->sk_callback_lock);
@@ -217,7 +216,7 @@ static int open_listener(struct listener *listener, struct iw_cm_id *id, int bac
 
 int rnic_create_listen(struct iw_cm_id *id, int backlog)
 {
-	struct listener *listener = kzalloc(sizeof(*listener), GFP_KERNEL);
+	struct listener *listener = kzalloc(sizeof(*listener), RNIC_GFP);
 	int result;
 
 	if (!listener)

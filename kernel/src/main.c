@@ -23,8 +23,18 @@ struct workqueue_struct *rnic_wq;
 struct workqueue_struct *rnic_send_wq;
 struct workqueue_struct *rnic_cm_wq;
 
+static int set_revision(const char *value, const struct kernel_param *param)
+{
+	return param_set_uint_minmax(value, param, 1, 2);
+}
+
+static const struct kernel_param_ops revision_ops = {
+	.set = set_revision,
+	.get = param_get_uint,
+};
+
 unsigned int rnic_mpa_revision = 2;
-module_param_named(mpa_revision, rnic_mpa_revision, uint, 0644);
+module_param_cb(mpa_revision, &revision_ops, &rnic_mpa_revision, 0644);
 MODULE_PARM_DESC(mpa_revision, "MPA revision of requests, 1 or 2");
 bool rnic_mpa_crc = true;
 module_param_named(mpa_crc, rnic_mpa_crc, bool, 0644);
@@ -118,13 +128,19 @@ static struct notifier_block netdev_notifier = {
 /* Refuses a second RDMA device for a network device. */
 static int new_link(const char *name, struct net_device *netdev)
 {
-	struct ib_device *existing = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
+	/* rdma_netlink does not serialize these calls. */
+	static DEFINE_MUTEX(mutex);
+	struct ib_device *existing;
+	int result = -EEXIST;
 
-	if (existing) {
+	mutex_lock(&mutex);
+	existing = ib_device_get_by_netdev(netdev, RDMA_DRIVER_SIW);
+	if (existing)
 		ib_device_put(existing);
-		return -EEXIST;
-	}
-	return rnic_device_add(name, netdev);
+	else
+		result = rnic_device_add(name, netdev);
+	mutex_unlock(&mutex);
+	return result;
 }
 
 static struct rdma_link_ops link_ops = {
@@ -166,14 +182,19 @@ static int __init rnic_init(void)
 		pr_err("cannot be loaded beside " OTHER_DRIVER
 		       ", which has the same driver number: rmmod " OTHER_DRIVER " first\n");
 		result = -EBUSY;
-		goto no_netdev;
+		goto no_net;
 	}
+	result = rnic_net_init();
+	if (result)
+		goto no_net;
 	result = register_netdevice_notifier(&netdev_notifier);
 	if (result)
 		goto no_netdev;
 	rdma_link_register(&link_ops);
 	return 0;
 no_netdev:
+	rnic_net_exit();
+no_net:
 	unregister_module_notifier(&module_notifier);
 no_notifier:
 	free_queues();
@@ -185,6 +206,7 @@ static void __exit rnic_exit(void)
 	rdma_link_unregister(&link_ops);
 	unregister_netdevice_notifier(&netdev_notifier);
 	ib_unregister_driver(RDMA_DRIVER_SIW);
+	rnic_net_exit();
 	unregister_module_notifier(&module_notifier);
 	free_queues();
 	if (iwarp_live())

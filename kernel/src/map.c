@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Memory of queues. A ring that is shared with a program is allocated with vmalloc_user(), and the
- * program maps it by its key. Rings of kernel clients are not shared.
+ * Memory of queues. A ring that is shared with a program consists of single pages, which the
+ * program maps by the ring's key. The pages are charged to the program's memory cgroup, and count
+ * against its limit of locked memory, as the rings of other RNICs do. Rings of kernel clients are
+ * not shared.
  */
+#include <linux/capability.h>
 #include <linux/mm.h>
+#include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/vmalloc.h>
 #include <rdma/uverbs_ioctl.h>
@@ -16,7 +21,66 @@
 struct mapping {
 	struct rdma_user_mmap_entry base;
 	void *memory;
+	/* The process whose pinned memory includes the pages. */
+	struct mm_struct *owner;
+	unsigned long pinned;
+	/* Number of pages that were allocated. */
+	unsigned long count;
+	struct page *pages[];
 };
+
+/* Counts the pages as pinned memory of the calling process, unless that exceeds its limit. */
+static bool count_pages(struct mapping *mapping, unsigned long count)
+{
+	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
+
+	if (atomic64_add_return(count, &current->mm->pinned_vm) > limit && !capable(CAP_IPC_LOCK)) {
+		atomic64_sub(count, &current->mm->pinned_vm);
+		return false;
+	}
+	mapping->owner = current->mm;
+	mmgrab(mapping->owner);
+	return true;
+}
+
+static void free_mapping(struct mapping *mapping)
+{
+	unsigned long i;
+
+	vunmap(mapping->memory);
+	for (i = 0; i < mapping->count; i++)
+		__free_page(mapping->pages[i]);
+	if (mapping->owner) {
+		atomic64_sub(mapping->pinned, &mapping->owner->pinned_vm);
+		mmdrop(mapping->owner);
+	}
+	kvfree(mapping);
+}
+
+/* Allocates zeroed pages, and maps them into the kernel. Returns NULL on failure. */
+static struct mapping *new_mapping(unsigned long count)
+{
+	struct mapping *mapping = kvzalloc(struct_size(mapping, pages, count), RNIC_GFP);
+
+	if (!mapping)
+		return NULL;
+	mapping->pinned = count;
+	if (!count_pages(mapping, count))
+		goto free;
+	for (; mapping->count < count; mapping->count++) {
+		struct page *page = alloc_page(RNIC_GFP | __GFP_ZERO);
+
+		if (!page)
+			goto free;
+		mapping->pages[mapping->count] = page;
+	}
+	mapping->memory = vmap(mapping->pages, count, VM_MAP, PAGE_KERNEL);
+	if (mapping->memory)
+		return mapping;
+free:
+	free_mapping(mapping);
+	return NULL;
+}
 
 /*
  * Allocates zeroed memory that a program can map by `key`. After the entry is removed, the memory
@@ -25,17 +89,14 @@ struct mapping {
 static void *alloc_shared(struct rnic_ucontext *context, size_t octets,
 			  struct rdma_user_mmap_entry **entry, u64 *key)
 {
-	struct mapping *mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
+	struct mapping *mapping = new_mapping(PAGE_ALIGN(octets) >> PAGE_SHIFT);
 
 	*key = SIW_INVAL_UOBJ_KEY;
 	if (!mapping)
 		return NULL;
-	mapping->memory = vmalloc_user(octets);
-	if (!mapping->memory ||
-	    rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets, FIRST_PAGE,
+	if (rdma_user_mmap_entry_insert_range(&context->base, &mapping->base, octets, FIRST_PAGE,
 					      U32_MAX)) {
-		vfree(mapping->memory);
-		kfree(mapping);
+		free_mapping(mapping);
 		return NULL;
 	}
 	*key = rdma_user_mmap_get_offset(&mapping->base);
@@ -56,7 +117,7 @@ struct rnic_ucontext *rnic_context_of(struct ib_udata *udata)
 void *rnic_queue_memory(struct rnic_ucontext *context, size_t octets,
 			struct rdma_user_mmap_entry **mapping, u64 *key)
 {
-	return context ? alloc_shared(context, octets, mapping, key) : kvzalloc(octets, GFP_KERNEL);
+	return context ? alloc_shared(context, octets, mapping, key) : kvzalloc(octets, RNIC_GFP);
 }
 
 void rnic_queue_memory_free(void *memory, struct rdma_user_mmap_entry *mapping)
@@ -70,6 +131,7 @@ void rnic_queue_memory_free(void *memory, struct rdma_user_mmap_entry *mapping)
 int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
 {
 	struct rdma_user_mmap_entry *entry;
+	struct mapping *mapping;
 	int result;
 
 	if (PAGE_ALIGN(area->vm_end - area->vm_start) != area->vm_end - area->vm_start)
@@ -78,15 +140,13 @@ int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
 	entry = rdma_user_mmap_entry_get(context, area);
 	if (!entry)
 		return -EINVAL;
-	result = remap_vmalloc_range(area, container_of(entry, struct mapping, base)->memory, 0);
+	mapping = container_of(entry, struct mapping, base);
+	result = vm_map_pages_zero(area, mapping->pages, mapping->count);
 	rdma_user_mmap_entry_put(entry);
 	return result;
 }
 
 void rnic_mmap_free(struct rdma_user_mmap_entry *entry)
 {
-	struct mapping *mapping = container_of(entry, struct mapping, base);
-
-	vfree(mapping->memory);
-	kfree(mapping);
+	free_mapping(container_of(entry, struct mapping, base));
 }

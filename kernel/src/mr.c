@@ -48,7 +48,7 @@ static int list_pages(struct rnic_mr *mr)
 	struct sg_page_iter iter;
 	size_t count = ib_umem_num_pages(mr->umem), i = 0;
 
-	mr->pages = kvmalloc_array(count, sizeof(*mr->pages), GFP_KERNEL);
+	mr->pages = kvmalloc_array(count, sizeof(*mr->pages), RNIC_GFP);
 	if (!mr->pages)
 		return -ENOMEM;
 	for_each_sgtable_page(&mr->umem->sgt_append.sgt, &iter, 0) {
@@ -61,7 +61,7 @@ static int list_pages(struct rnic_mr *mr)
 
 static struct rnic_mr *new_mr(struct ib_pd *pd)
 {
-	struct rnic_mr *mr = kzalloc(sizeof(*mr), GFP_KERNEL);
+	struct rnic_mr *mr = kzalloc(sizeof(*mr), RNIC_GFP);
 
 	if (mr)
 		mr->base.device = pd->device;
@@ -145,7 +145,7 @@ struct ib_mr *rnic_reg_user_mr(struct ib_pd *pd, u64 start, u64 len, u64 iova, i
 	if (!mr)
 		return ERR_PTR(-ENOMEM);
 	/* Pins the pages. They count against RLIMIT_MEMLOCK. */
-	mr->umem = ib_umem_get(pd->device, start, len, rights);
+	mr->umem = ib_umem_get_va(pd->device, start, len, rights);
 	if (IS_ERR(mr->umem)) {
 		result = PTR_ERR(mr->umem);
 		kfree(mr);
@@ -222,7 +222,7 @@ struct ib_mr *rnic_alloc_mr(struct ib_pd *pd, enum ib_mr_type type, u32 max_page
 	if (!mr)
 		return ERR_PTR(-ENOMEM);
 	mr->max_pages = max_pages;
-	mr->pages = kvcalloc(max_pages, sizeof(*mr->pages), GFP_KERNEL);
+	mr->pages = kvcalloc(max_pages, sizeof(*mr->pages), RNIC_GFP);
 	if (mr->pages)
 		return add_or_free(mr, pd, 0);
 	free_mr(mr);

@@ -130,6 +130,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 		return result;
 	spin_lock_init(&qp->lock);
 	init_llist_head(&qp->irq_posts);
+	INIT_LIST_HEAD(&qp->partial_entry);
 	kref_init(&qp->ref);
 	init_completion(&qp->released);
 	rnic_stream_init(qp);
@@ -137,7 +138,7 @@ int rnic_create_qp(struct ib_qp *base, struct ib_qp_init_attr *attributes, struc
 	if (!attributes->srq)
 		response.num_rqe = roundup_pow_of_two(max(attributes->cap.max_recv_wr, 1u));
 	result = xa_alloc_cyclic_bh(&device->qps, &number, NULL, XA_LIMIT(1, MAX_NUMBER),
-				    &device->next_qp, GFP_KERNEL);
+				    &device->next_qp, RNIC_GFP);
 	if (result < 0)
 		return result;
 	base->qp_num = number;

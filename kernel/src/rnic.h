@@ -18,9 +18,15 @@
 #include <rdma/ib_verbs.h>
 #include <uapi/rdma/siw-abi.h>
 
+#include "compat.h"
 #include "runtime.h"
 
 #define RNIC_PORT 1
+/*
+ * For objects of programs: charged to the memory cgroup of the caller. If its limit is reached, the
+ * allocation fails, instead of having the kernel kill a process of the cgroup.
+ */
+#define RNIC_GFP (GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 #define RNIC_MAX_CQE (1 << 20)
 #define RNIC_MAX_WR 32768
 #define RNIC_MAX_READS 128
@@ -31,11 +37,6 @@
 /* Maximum number of pages of a region for fast registration: 4 MiB. */
 #define RNIC_MAX_FAST_PAGES 1024
 #define RNIC_RIGHTS (IB_ACCESS_LOCAL_WRITE | IB_ACCESS_REMOTE_WRITE | IB_ACCESS_REMOTE_READ)
-
-/* Kernels before 6.2 do not define this name for a direction of copies. */
-#ifndef ITER_SOURCE
-#define ITER_SOURCE WRITE
-#endif
 
 struct iw_cm_conn_param;
 struct iw_cm_id;
@@ -61,6 +62,9 @@ struct rnic_device {
 	struct ib_device base;
 	struct net_device *netdev;
 	netdevice_tracker tracker;
+	/* The network namespace, and the entry in the list of devices. See net.c. */
+	struct net *net;
+	struct list_head entry;
 	/* The memory table. Queue pairs read it; registrations write it. */
 	struct rk_device *engine;
 	rwlock_t table_lock;
@@ -69,6 +73,9 @@ struct rnic_device {
 	struct rk_area *areas[RNIC_AREAS];
 	unsigned int areas_free;
 	atomic_t areas_total;
+	/* Queue pairs whose partial FPDU is set aside, the longest silent first; and their bytes. */
+	struct list_head partials;
+	size_t partial_octets;
 	/* Serializes registrations, so that each finds the slot that it has added. */
 	struct mutex register_lock;
 	struct xarray qps;
@@ -225,6 +232,16 @@ struct rnic_qp {
 	unsigned long deadline;
 	/* The peer's acknowledgement (snd_una) when `deadline` was set. */
 	u32 acknowledged;
+	/*
+	 * Part of an FPDU that has arrived, while the queue pair has no area. `lock` guards the
+	 * bytes, `area_lock` of the device the other two.
+	 */
+	u8 *partial;
+	size_t partial_len;
+	struct list_head partial_entry;
+	unsigned long partial_since;
+	/* The next rnic_stream_turn() resets the stream to free the memory of its partial FPDU. */
+	bool evicted;
 	/* Receives were flushed after the queue pair went to the error state. */
 	bool flushed;
 	void (*data_ready)(struct sock *sk);
@@ -294,12 +311,24 @@ static inline bool rnic_link_is_up(const struct net_device *netdev)
 int rnic_device_add(const char *name, struct net_device *netdev);
 void rnic_memory_unused(struct rnic_device *device);
 
+/* net.c */
+int rnic_net_init(void);
+void rnic_net_exit(void);
+void rnic_net_add(struct rnic_device *device);
+void rnic_net_remove(struct rnic_device *device);
+int rnic_create_socket(struct ib_device *base, const struct sockaddr_storage *address,
+		       struct socket **socket);
+void rnic_close_socket(struct socket *socket, bool reset);
+
 /* area.c */
 int rnic_area_reserve(struct rnic_device *device);
 bool rnic_area_borrow(struct rnic_qp *qp);
+bool rnic_area_borrow_to_receive(struct rnic_qp *qp);
 bool rnic_area_borrow_or_make(struct rnic_qp *qp);
 void rnic_area_return(struct rnic_qp *qp);
 void rnic_area_release(struct rnic_qp *qp);
+size_t rnic_partial_refuse(struct rnic_qp *qp, size_t consumed);
+void rnic_partial_drop(struct rnic_qp *qp);
 void rnic_areas_free(struct rnic_device *device);
 
 /* map.c */

@@ -120,8 +120,15 @@ int rnic_transmit(struct rnic_qp *qp, struct sock *sk)
 		 */
 		if (count == -EAGAIN && tcp_rtx_and_write_queues_empty(sk))
 			timer_reduce(&qp->timer, jiffies + 1);
-		if (count <= 0)
+		if (count <= 0) {
+			/*
+			 * Between two calls of TCP nothing refers to the memory, so a peer that
+			 * does not read cannot delay a deregistration. If the memory is gone at the
+			 * next call, the stream fails.
+			 */
+			rnic_record_sent(device, qp, 0);
 			return count == -EAGAIN ? 0 : count;
+		}
 		sent = count;
 		done += sent;
 	}

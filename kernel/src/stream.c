@@ -56,7 +56,7 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	struct rnic_qp *qp = descriptor->arg.data;
 	struct rnic_device *device = to_device(qp->base.device);
 	struct skb_seq_state state;
-	unsigned int consumed = 0, part;
+	unsigned int consumed = 0, part, refused;
 	bool proceed = true, unused;
 	const u8 *octets;
 
@@ -65,6 +65,8 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	while (proceed && (part = skb_seq_read(consumed, &octets, &state)))
 		consumed += feed_engine(device, qp, octets, part, &proceed);
 	skb_abort_seq_read(&state);
+	refused = rnic_partial_refuse(qp, consumed);
+	consumed -= refused;
 	read_lock(&device->table_lock);
 	unused = rk_take_unused(device->engine);
 	read_unlock(&device->table_lock);
@@ -72,7 +74,7 @@ static int take_packet(read_descriptor_t *descriptor, struct sk_buff *skb, unsig
 	if (unused)
 		rnic_memory_unused(device);
 	descriptor->count -= min_t(size_t, descriptor->count, consumed);
-	if (!proceed)
+	if (!proceed || refused)
 		descriptor->count = 0;
 	return consumed;
 }
@@ -104,7 +106,7 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 
 	spin_lock_bh(&qp->lock);
 	interest = rk_rx_interest(qp->engine);
-	ready = rnic_area_borrow(qp);
+	ready = rnic_area_borrow_to_receive(qp);
 	spin_unlock_bh(&qp->lock);
 	/* The work item will allocate an area. */
 	if (!ready)
@@ -185,9 +187,10 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	qp->id = id;
 	qp->socket = socket;
 	qp->flushed = false;
+	qp->evicted = false;
 	/* Data are sent from softirq, too. */
 	sk->sk_allocation = GFP_ATOMIC;
-	sk->sk_use_task_frag = false;
+	rnic_forbid_task_frag(sk);
 	write_lock_bh(&sk->sk_callback_lock);
 	qp->data_ready = sk->sk_data_ready;
 	qp->write_space = sk->sk_write_space;
@@ -225,12 +228,11 @@ static void detach(struct rnic_qp *qp, bool reset)
 	tasklet_kill(&qp->sender);
 	qp->socket = NULL;
 	qp->id = NULL;
-	if (reset)
-		sock_no_linger(sk);
-	sock_release(socket);
+	rnic_close_socket(socket, reset);
 	/* The socket no longer uses the plan's memory. */
 	rnic_record_sent(device, qp, 0);
 	spin_lock_bh(&qp->lock);
+	rnic_partial_drop(qp);
 	rk_qp_stream_gone(qp->engine);
 	rnic_area_return(qp);
 	spin_unlock_bh(&qp->lock);
@@ -241,12 +243,12 @@ static void detach(struct rnic_qp *qp, bool reset)
 }
 
 /*
- * Returns true if the stream must be reset: rnic_give_up() was called, or TCP is closed and the
- * engine expects no more data. Called with the queue pair's lock.
+ * Returns true if the stream must be reset: rnic_give_up() was called, its peer was silent for too
+ * long, or TCP is closed and the engine expects no more data. Called with the queue pair's lock.
  */
 static bool must_reset(const struct rnic_qp *qp)
 {
-	return qp->stream_state == RNIC_STREAM_GIVEN_UP ||
+	return qp->stream_state == RNIC_STREAM_GIVEN_UP || READ_ONCE(qp->evicted) ||
 	       (rk_rx_interest(qp->engine) == RK_RX_NONE && qp->sk->sk_state == TCP_CLOSE);
 }
 
@@ -334,7 +336,7 @@ static void retry_pending(struct rnic_qp *qp)
 	}
 	if (rk_waits_for_memory(qp->engine))
 		rk_retry_memory(qp->engine);
-	if (rk_rx_interest(qp->engine) == RK_RX_WAIT && rnic_area_borrow(qp)) {
+	if (rk_rx_interest(qp->engine) == RK_RX_WAIT && rnic_area_borrow_to_receive(qp)) {
 		read_lock(&device->table_lock);
 		rk_rx_input(qp->engine, device->engine, NULL, 0, &taken);
 		read_unlock(&device->table_lock);
@@ -513,7 +515,7 @@ void rnic_stream_init(struct rnic_qp *qp)
 
 void rnic_stream_free(struct rnic_qp *qp)
 {
-	del_timer_sync(&qp->timer);
 	tasklet_kill(&qp->sender);
+	timer_shutdown_sync(&qp->timer);
 	mutex_destroy(&qp->mutex);
 }

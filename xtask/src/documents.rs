@@ -201,10 +201,11 @@ const OTHERS: [&str; 3] = ["README.md", "SECURITY.md", "ARCHITECTURE.md"];
 const EXAMPLES: &str = "examples/";
 
 /// Copies the documents and the examples of a package into a folder, with links that work there.
+/// Returns their paths in the folder.
 ///
 /// # Errors
 /// If a file cannot be read or written.
-pub fn install(root: &Path, folder: &Path) -> Result<()> {
+pub fn install(root: &Path, folder: &Path) -> Result<Vec<String>> {
     let mut all = published(root)?;
     all.extend(OTHERS.map(str::to_owned));
     let examples = files::listed(root)?;
@@ -223,7 +224,7 @@ pub fn install(root: &Path, folder: &Path) -> Result<()> {
         }
         fs::write(&path, text).with_context(|| path.display().to_string())?;
     }
-    Ok(())
+    Ok(copies.into_keys().collect())
 }
 
 /// Returns the dead links of all documents below a folder that [`install`] has filled.

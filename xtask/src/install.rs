@@ -5,7 +5,7 @@
 //! bundle is a single file, for example for a container: the command with the libraries appended.
 //! `iwarp-cli/src/run/bundle.rs` reads it.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -34,6 +34,7 @@ pub fn build(context: &Context) -> Result<Built> {
     let preload = ["librspreload.so", "libiwarp_rspreload.so"].map(|n| dir.join(n));
     Ok(Built {
         command: dir.join("iwarp"),
+        runnable: dir.join("iwarp"),
         verbs: dir.join("libiwarp_verbs.so"),
         preload: preload.into_iter().find(|p| p.exists()),
         paths: dir.join("libiwarp_paths.so"),
@@ -58,7 +59,21 @@ pub fn install(context: &Context, prefix: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a bundle: one executable file that contains the command and the libraries.
+/// Removes what [`install`] has installed below `prefix`.
+///
+/// # Errors
+/// If there is nothing, or if a file cannot be removed.
+pub fn uninstall(prefix: &Path) -> Result<()> {
+    let removed = layout::remove(prefix)?;
+    if removed.is_empty() {
+        bail!("nothing is installed in {}", prefix.display());
+    }
+    println!("removed {} files from {}", removed.len(), prefix.display());
+    Ok(())
+}
+
+/// Builds everything in release mode, and writes a bundle: one executable file that contains the
+/// command and the libraries.
 ///
 /// # Errors
 /// When the build fails, or the file cannot be written.
@@ -66,46 +81,71 @@ pub fn bundle(context: &Context, output: Option<&Path>) -> Result<()> {
     let built = build(context)?;
     let default = context.target.join("iwarp-bundle");
     let output = output.unwrap_or(&default);
-    if let Some(dir) = output.parent() {
-        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
-    }
-    let verbs = fs::read(&built.verbs).context("reading the library")?;
-    let second_name = second_name(context, &built.verbs)?;
-    let preload = built
-        .preload
-        .map(fs::read)
-        .transpose()
-        .context("reading the preload library")?
-        .unwrap_or_default();
-    let temporary = output.with_extension("new");
-    fs::copy(&built.command, &temporary)
-        .with_context(|| format!("writing {}", temporary.display()))?;
-    let mut file = fs::OpenOptions::new().append(true).open(&temporary)?;
-    let paths = fs::read(&built.paths).context("reading the library for paths")?;
-    file.write_all(&bundle_tail([&verbs, &second_name, &preload, &paths]))?;
-    drop(file);
-    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755))?;
-    fs::rename(&temporary, output).with_context(|| format!("writing {}", output.display()))?;
+    let second_name = context.target.join("release/librdmacm-name.so");
+    let linker = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    run(&mut second_name_linker(
+        context,
+        linker,
+        &built.verbs,
+        &second_name,
+    ))?;
+    write_bundle(&built.command, &built, &second_name, output)?;
     println!("{}: the command with its libraries", output.display());
     Ok(())
 }
 
-/// Links a library without code, for bundles in memory, where no symbolic link can give our library
-/// its second name. Its DT_SONAME is `librdmacm.so.1`, it defines that library's symbol versions,
-/// and it depends on our library.
-fn second_name(context: &Context, verbs: &Path) -> Result<Vec<u8>> {
-    let file = context.target.join("release/librdmacm-name.so");
+/// Writes a bundle of this command and the built libraries.
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub fn write_bundle(
+    command: &Path,
+    built: &Built,
+    second_name: &Path,
+    output: &Path,
+) -> Result<()> {
+    if let Some(dir) = output.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    let read = |file: &Path| fs::read(file).with_context(|| format!("reading {}", file.display()));
+    let preload = built.preload.as_deref().map(read).transpose()?;
+    let (verbs, second_name, paths) =
+        (read(&built.verbs)?, read(second_name)?, read(&built.paths)?);
+    let tail = bundle_tail([&verbs, &second_name, &preload.unwrap_or_default(), &paths]);
+    let temporary = output.with_extension("new");
+    fs::copy(command, &temporary).with_context(|| format!("writing {}", temporary.display()))?;
+    let mut file = fs::OpenOptions::new().append(true).open(&temporary)?;
+    file.write_all(&tail)?;
+    drop(file);
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o755))?;
+    fs::rename(&temporary, output).with_context(|| format!("writing {}", output.display()))
+}
+
+/// Returns the command that links a library without code to the file `to`, for bundles in memory
+/// and for archives, where no symbolic link can give our library its second name. Its DT_SONAME is
+/// `librdmacm.so.1`, it defines that library's symbol versions, and it depends on our library,
+/// which the loader also finds in the same folder. `linker` is a C compiler.
+#[must_use]
+pub fn second_name_linker(
+    context: &Context,
+    mut linker: Command,
+    verbs: &Path,
+    to: &Path,
+) -> Command {
     let versions = context.root.join("crates/iwarp-verbs/symbols.map");
-    let mut linker = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
     linker
         .args(["-shared", "-nostdlib", "-s", "-Wl,-soname,librdmacm.so.1"])
         .arg(format!("-Wl,--version-script={}", versions.display()))
-        .args(["-Wl,--no-as-needed", "-Wl,-z,nodelete"])
+        .args([
+            "-Wl,--no-as-needed",
+            "-Wl,-z,nodelete",
+            "-Wl,-rpath,$ORIGIN",
+        ])
         .arg(verbs)
-        .arg("-o")
-        .arg(&file);
-    run(&mut linker)?;
-    fs::read(&file).with_context(|| format!("reading {}", file.display()))
+        // zig does not link without a source.
+        .args(["-x", "c", "/dev/null", "-o"])
+        .arg(to);
+    linker
 }
 
 /// Returns the end of a bundle, after the command: the parts, their lengths, and [`MAGIC`].

@@ -22,10 +22,22 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("fish", "share/fish/vendor_completions.d/iwarp.fish"),
 ];
 
+/// The names of the libraries, in `lib/iwarp`.
+const LIBRARIES: [&str; 5] = [
+    "libibverbs.so.1",
+    "librdmacm.so.1",
+    "librspreload.so",
+    "libiwarp_paths.so",
+    "libiwarp_audit.so",
+];
+
 /// The paths of the built files.
 pub struct Built {
     /// The command `iwarp`.
     pub command: PathBuf,
+    /// A build of the same command that runs on this machine, which writes the manual pages and
+    /// completions.
+    pub runnable: PathBuf,
     /// The C library, which is installed as `libibverbs.so.1` and `librdmacm.so.1`.
     pub verbs: PathBuf,
     /// The preload library `librspreload.so`.
@@ -98,12 +110,12 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     let documents = context.target.join("documents");
     let _ = fs::remove_dir_all(&documents);
     let man = documents.join("man");
-    run(Command::new(&built.command).arg("man").arg(&man))?;
+    run(Command::new(&built.runnable).arg("man").arg(&man))?;
     let mut pages = fs::read_dir(&man)?
         .map(|page| page.map(|page| page.path()))
         .collect::<Result<Vec<_>, _>>()?;
     if pages.is_empty() {
-        bail!("{} wrote no manual page", built.command.display());
+        bail!("{} wrote no manual page", built.runnable.display());
     }
     pages.sort();
     for page in pages {
@@ -116,7 +128,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     files.push(File::copy(variables, "share/man/man7/iwarp.7"));
     for (shell, to) in COMPLETIONS {
         let file = documents.join(shell);
-        let output = Command::new(&built.command)
+        let output = Command::new(&built.runnable)
             .args(["completions", shell])
             .output()?;
         if !output.status.success() || output.stdout.is_empty() {
@@ -147,6 +159,35 @@ pub fn put(files: &[File], prefix: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes what [`files`] describes from `prefix`, and returns the paths. Files of other programs
+/// are kept, and directories unless they are empty and have our name.
+///
+/// # Errors
+/// When a file cannot be removed.
+pub fn remove(prefix: &Path) -> Result<Vec<PathBuf>> {
+    let mut ours = vec![prefix.join("bin/iwarp")];
+    ours.extend(COMPLETIONS.iter().map(|(_, to)| prefix.join(to)));
+    let folder = prefix.join("lib/iwarp");
+    for name in LIBRARIES {
+        ours.push(folder.join(name));
+    }
+    let pages = fs::read_dir(prefix.join("share/man/man1"));
+    for page in pages.into_iter().flatten().flatten() {
+        let name = page.file_name();
+        let name = name.to_string_lossy();
+        if name == "iwarp.1" || (name.starts_with("iwarp-") && name.ends_with(".1")) {
+            ours.push(page.path());
+        }
+    }
+    ours.retain(|path| path.symlink_metadata().is_ok());
+    for path in &ours {
+        fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+    }
+    // Fails if there are other files.
+    let _ = fs::remove_dir(&folder);
+    Ok(ours)
 }
 
 /// Copies a file under a temporary name and renames it, so that running programs keep the old file.
@@ -191,6 +232,35 @@ mod tests {
         assert_eq!((mode("bin/program"), mode("lib/a.so.1")), (0o755, 0o644));
         assert_eq!(fs::read(dir.join("prefix/lib/b.so.1")).unwrap(), b"x");
         assert_eq!(fs::read_dir(dir.join("prefix/lib")).unwrap().count(), 2);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// An empty prefix has nothing to remove. Files of others with similar names are kept.
+    #[test]
+    fn removal_keeps_files_of_others() {
+        let dir = std::env::temp_dir().join(format!("xtask-remove-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).unwrap();
+        let (from, prefix) = (dir.join("from"), dir.join("prefix"));
+        fs::write(&from, b"x").unwrap();
+        assert_eq!(remove(&prefix).unwrap(), [PathBuf::new(); 0]);
+        let mut files = vec![File::program(&from, "bin/iwarp")];
+        files.extend(LIBRARIES.map(|name| File::copy(&from, format!("lib/iwarp/{name}"))));
+        files.extend(
+            ["iwarp.1", "iwarp-cp-serve.1"]
+                .map(|page| File::copy(&from, format!("share/man/man1/{page}"))),
+        );
+        files.extend(COMPLETIONS.iter().map(|(_, to)| File::copy(&from, *to)));
+        let others = ["bin/iwarpd", "lib/x.so", "share/man/man1/iwarper.1"];
+        put(&others.map(|to| File::copy(&from, to)), &prefix).unwrap();
+        put(&files, &prefix).unwrap();
+        let mut removed = remove(&prefix).unwrap();
+        removed.sort();
+        let mut installed: Vec<_> = files.iter().map(|file| prefix.join(&file.to)).collect();
+        installed.sort();
+        assert_eq!(removed, installed);
+        assert!(!prefix.join("lib/iwarp").exists());
+        assert!(others.iter().all(|other| prefix.join(other).exists()));
         fs::remove_dir_all(dir).unwrap();
     }
 }

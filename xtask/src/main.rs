@@ -6,15 +6,18 @@
 
 mod compliance;
 mod deb;
+mod dist;
 mod fuzz;
 mod lessons;
 mod licences;
 mod miri;
 mod mutants;
 mod no_std;
+mod notices;
 mod package;
 mod pictures;
 mod release;
+mod roots;
 mod runner;
 mod site;
 mod spelling;
@@ -70,6 +73,12 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         prefix: std::path::PathBuf,
     },
+    /// Remove what `install` has installed below a prefix
+    Uninstall {
+        /// Folder that was given to `install`
+        #[arg(long, value_name = "DIR")]
+        prefix: std::path::PathBuf,
+    },
     /// Build in release mode and write one executable file that contains the command and its
     /// libraries
     Bundle {
@@ -85,6 +94,9 @@ enum Command {
     Site,
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
+    /// Write everything that users can download into one folder: bundles, packages, a wheel, an
+    /// image, and their checksums
+    Dist(dist::DistArgs),
     /// Check the packages before a release: features, oldest versions, interface, a dry run
     Release(release::ReleaseArgs),
     /// Run mutation tests: change the code in small ways and check that tests fail
@@ -132,6 +144,7 @@ fn main() -> ExitCode {
             .and_then(|context| tidy::print_rooms(&context).map(|()| true)),
         Command::Install { prefix } => Context::new(false, false)
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
+        Command::Uninstall { prefix } => install::uninstall(&prefix).map(|()| true),
         Command::Bundle { output } => Context::new(false, false)
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
@@ -139,6 +152,7 @@ fn main() -> ExitCode {
         Command::Pictures(args) => pictures::command(&args),
         Command::Site => site::command(),
         Command::Deb(args) => deb::command(&args),
+        Command::Dist(args) => dist::command(&args),
         Command::Release(args) => release::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),

@@ -76,6 +76,12 @@ const PACKAGES: &[Package] = &[
         why: "measures and checks every operation through the C library",
     },
     Package {
+        name: "prometheus",
+        proof: Proof::Program("promtool"),
+        needed_by: &["unit", "apps"],
+        why: "scrapes and checks the metrics of `iwarp stat`",
+    },
+    Package {
         name: "ucx-utils",
         proof: Proof::Program("ucx_perftest"),
         needed_by: &["apps"],

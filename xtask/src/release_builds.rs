@@ -7,11 +7,15 @@ use std::process::Command;
 use crate::context::Context;
 use crate::process::cargo;
 
+/// The package of the command `iwarp`.
+pub const COMMAND: &str = "iwarp-cli";
+/// The packages of the programs and libraries in an installation.
+pub const INSTALLED: [&str; 4] = [COMMAND, "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"];
+
 /// Returns the command that builds what an installation contains.
 #[must_use]
 pub fn installation(context: &Context) -> Command {
-    let packages = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"];
-    build(context, &packages)
+    build(context, &INSTALLED)
 }
 
 /// Returns the command that builds the simulator.

@@ -66,7 +66,7 @@ fn is_for_users(package: &Value) -> bool {
 
 /// Returns the folder in which the compiler looks for a target's standard library. The folder may
 /// not exist.
-fn library_folder(target: &str) -> Result<PathBuf> {
+pub(crate) fn library_folder(target: &str) -> Result<PathBuf> {
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
         .args(["--print", "target-libdir", "--target", target])
         .output()

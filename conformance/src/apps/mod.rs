@@ -56,6 +56,7 @@ mod gloo;
 mod huge_pages;
 mod iser;
 mod migration;
+mod monitoring;
 mod mpi;
 mod perftest;
 mod pingpong;
@@ -150,6 +151,7 @@ fn all() -> Vec<Case<Stage>> {
         crates::cases(),
         checked::cases(),
         threads::cases(),
+        monitoring::cases(),
     ]
     .into_iter()
     .flatten()

@@ -307,10 +307,15 @@ pub(crate) fn device(
         "in_order",
         "violating",
         "unread",
+        "rejecting",
+        "accepting",
+        "limited",
+        "withdrawing",
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
     stage.hostile_peer(&context.root, cache)?;
+    stage.scripts(&files, &["half-fpdus"])?;
     stage.scripts(&files, extra.scripts)?;
     stage.user_space(&[PROGRAMS, extra.programs].concat())?;
     for config_files in extra.config_files {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use xtask::context::Context;
-use xtask::kernel::module::{self, CLIENT, DEVICE};
+use xtask::kernel::module::{self, CLIENT, DEVICE, Use};
 use xtask::kernel::{self, Kind, debug};
 use xtask::process::Log;
 
@@ -182,7 +182,12 @@ pub(super) fn prepare(
     for (module, dir_name) in [(DEVICE, "device"), (CLIENT, "client")] {
         let (headers, dir_name) = (&kernel.headers, dir.join(dir_name));
         modules.push(module::build(
-            context, module, &object, headers, &dir_name, log,
+            context,
+            (module, Use::Tests),
+            &object,
+            headers,
+            &dir_name,
+            log,
         )?);
     }
     log.say("building the file system");

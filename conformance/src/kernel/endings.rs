@@ -40,6 +40,92 @@ pub(super) const CASES: &[Script] = &[
         echo 4096 131072 6291456 > /proc/sys/net/ipv4/tcp_rmem",
     ),
     (
+        "a lost last segment is sent again, and no socket and no namespace is left",
+        "insmod $MODULE
+        tools=/usr/bin/ip
+        $tools netns add near; $tools netns add far
+        $tools link add near0 type veth peer name far0
+        $tools link set near0 netns near; $tools link set far0 netns far
+        $tools -n near addr add 10.66.0.1/24 dev near0
+        $tools -n far addr add 10.66.0.2/24 dev far0
+        $tools -n near link set near0 up; $tools -n far link set far0 up
+        $tools netns exec near rdma link add iwarp9 type iwarp netdev near0
+        for i in $(seq 50); do if [ -e /dev/infiniband/rdma_cm ]; then break; fi; sleep 0.1; done
+        hide='/usr/bin/ip -n near route add blackhole 10.66.0.2/32'
+        show='/usr/bin/ip -n near route del blackhole 10.66.0.2/32'
+        $tools netns exec near rejecting 10.66.0.1 7300 4 \"$hide\" \"$show\" & server=$!
+        sleep 1
+        $tools netns exec far python3 -c '
+import socket, struct
+for turn in range(4):
+    s = socket.create_connection((\"10.66.0.1\", 7300), 30)
+    s.sendall(b\"MPA ID Req Frame\" + bytes([0x40, 1]) + struct.pack(\">H\", 0))
+    reply = s.recv(20)
+    assert reply[:16] == b\"MPA ID Rep Frame\" and reply[16] & 0x20, reply
+    s.close()
+'
+        wait $server
+        open='NR > 1 && $4 != \"06\" { found = 1 } END { exit !found }'
+        for i in $(seq 300); do
+            if ! $tools netns exec near awk \"$open\" /proc/net/tcp; then break; fi
+            sleep 0.1
+        done
+        ! $tools netns exec near awk \"$open\" /proc/net/tcp
+        $tools netns delete near
+        for i in $(seq 100); do
+            if ! $tools -n far link show far0 >/dev/null 2>&1; then break; fi
+            sleep 0.1
+        done
+        ! $tools -n far link show far0
+        ! rdma link | grep iwarp9
+        $tools netns delete far
+        rmmod iwarp_rnic",
+    ),
+    (
+        "a namespace is deleted although programs elsewhere use its device",
+        "insmod $MODULE
+        tools=/usr/bin/ip
+        $tools netns add near; $tools netns add far
+        $tools link add near0 type veth peer name far0
+        $tools link set near0 netns near; $tools link set far0 netns far
+        $tools -n near addr add 10.66.0.1/24 dev near0
+        $tools -n near link set lo up; $tools -n near link set near0 up
+        $tools -n far link set far0 up
+        $tools netns exec near rdma link add iwarp9 type iwarp netdev near0
+        for i in $(seq 50); do if [ -e /dev/infiniband/rdma_cm ]; then break; fi; sleep 0.1; done
+        rping -s -P -p 7200 & listener=$!
+        sleep 1
+        $tools netns exec near grep ':1C20 .* 0A ' /proc/net/tcp /proc/net/tcp6
+        $tools netns delete near
+        for i in $(seq 100); do
+            if ! $tools -n far link show far0 >/dev/null 2>&1; then break; fi
+            sleep 0.1
+        done
+        ! $tools -n far link show far0
+        ! rdma link | grep iwarp9
+        kill -9 $listener
+        wait $listener || true
+        $tools netns delete far
+        rmmod iwarp_rnic",
+    ),
+    (
+        "peers that send half an FPDU use little memory, and others still connect",
+        "insmod $MODULE; links
+        ulimit -n 8192
+        accepting 10.0.2.15 7300 1000 & server=$!
+        listening 1C84
+        half-fpdus 10.0.2.15 7300 1000 600
+        rping -s -a 10.0.2.15 -p 7100 -C 3 & ping=$!
+        listening 1BBC
+        half-fpdus 10.0.2.15 7300 200 32000
+        rping -c -a 10.0.2.15 -p 7100 -C 3 -V
+        wait $ping
+        kill $server
+        wait $server || true
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
         "a link is deleted under load",
         "insmod $MODULE; links
         rping -s -P -a 10.0.2.15 -p 7100 -S 60000 & server=$!

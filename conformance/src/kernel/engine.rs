@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use xtask::context::Context;
-use xtask::kernel::module::{self, TEST as MODULE};
+use xtask::kernel::module::{self, TEST as MODULE, Use};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
@@ -56,7 +56,8 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     std::fs::create_dir_all(&cache)?;
     let headers = &kernel.headers;
     let dir = cache.join("module");
-    let module = module::build(&context, MODULE, &object, headers, &dir, &mut log)?;
+    let wanted = (MODULE, Use::Tests);
+    let module = module::build(&context, wanted, &object, headers, &dir, &mut log)?;
     let image = image::small(&context, &cache, &kernel, &module, &mut log)?;
     let machine = args.boot.machine();
     log.say(format!("booting Linux {}", image.release));

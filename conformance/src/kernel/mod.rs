@@ -8,6 +8,7 @@ mod ends;
 mod engine;
 mod guide;
 mod hostile;
+mod limits;
 mod matrix;
 mod script;
 mod storage;

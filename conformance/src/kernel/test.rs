@@ -18,7 +18,7 @@ use xtask::process::Log;
 use super::boot::{self, Boot};
 use super::matrix::{self, Peer, Selection};
 use super::script::{self, Bench, Script};
-use super::{cuts, endings, guide, hostile, storage};
+use super::{cuts, endings, guide, hostile, limits, storage};
 use crate::case::{Case, Verdict, is_chosen};
 use crate::guest::Guest;
 use crate::guest::debian::{Kernel, NEWER};
@@ -72,7 +72,7 @@ impl TestArgs {
         let lists: &[&[Script]] = if self.storage {
             &[storage::CASES]
         } else {
-            &[CASES, endings::CASES, hostile::CASES]
+            &[CASES, endings::CASES, limits::CASES, hostile::CASES]
         };
         let variables = format!("ENTRIES={}", self.entries);
         let limit = self

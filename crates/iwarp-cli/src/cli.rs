@@ -1,6 +1,6 @@
 //! The command line. Each subcommand defines its arguments in its own module.
 
-use crate::{completions, devices, man, netlink, perf, ping, run, stat};
+use crate::{completions, devices, doctor, logging, man, netlink, perf, ping, run, stat};
 use clap::{CommandFactory as _, Parser, Subcommand};
 use iwarp_cli_common::error::Result;
 
@@ -17,9 +17,11 @@ use iwarp_cli_common::error::Result;
   iwarp ping HOST                    a ping each second to an rping server
   iwarp run -- ib_write_bw -R        any verbs program on the software RNIC
   iwarp stat --watch                 show what all these programs are doing
+  iwarp doctor                       check what the library needs from this machine
 
 ENVIRONMENT:
-  RUST_LOG    filter of the log on stderr, for example iwarp=debug; overrides -v
+  RUST_LOG          filter of the log on stderr, for example iwarp=debug; overrides -v
+  IWARP_LOG_FORMAT  text or json
 
 EXIT CODES:
   0    success
@@ -32,6 +34,9 @@ pub(crate) struct Cli {
     /// Log more to stderr (repeat for even more)
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
+    /// Format of the log on stderr [default: IWARP_LOG_FORMAT, or text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<logging::Format>,
     #[command(subcommand)]
     command: Command,
 }
@@ -46,12 +51,17 @@ enum Command {
     Cp(Box<iwarp_cp::CpArgs>),
     /// List the RDMA devices of this machine
     Devices(devices::DevicesArgs),
+    /// Check what the library needs from this machine
+    Doctor(doctor::DoctorArgs),
     /// Show statistics of the processes that use the library
     Stat(stat::StatArgs),
     /// Run a verbs program and its children on the software RNIC
     Run(Box<run::RunArgs>),
     /// Print shell commands for `eval` that set the environment of `run`
     Env(Box<run::EnvArgs>),
+    /// Write the command, its libraries and the devices into a directory, for programs in other
+    /// containers
+    Unpack(Box<run::UnpackArgs>),
     /// Print a shell completion script
     Completions(completions::CompletionsArgs),
     /// Write the manual pages into a directory
@@ -71,14 +81,21 @@ impl Cli {
             Command::Ping(a) => a.log_level(),
             // `devices -v` extends the listing, not the log.
             Command::Devices(_)
+            | Command::Doctor(_)
             | Command::Completions(_)
             | Command::Man(_)
             | Command::Netlink(_)
             | Command::Stat(_)
             | Command::Run(_)
-            | Command::Env(_) => 0,
+            | Command::Env(_)
+            | Command::Unpack(_) => 0,
         };
         self.verbose.saturating_add(inner)
+    }
+
+    /// Returns the value of `--log-format`.
+    pub(crate) const fn log_format(&self) -> Option<logging::Format> {
+        self.log_format
     }
 
     /// Runs the chosen subcommand.
@@ -88,9 +105,11 @@ impl Cli {
             Command::Ping(a) => ping::run(&a),
             Command::Cp(a) => iwarp_cp::run(&a),
             Command::Devices(a) => devices::run(&a),
+            Command::Doctor(a) => doctor::run(&a),
             Command::Stat(a) => stat::run(&a),
             Command::Run(a) => run::run(&a),
             Command::Env(a) => run::env(&a),
+            Command::Unpack(a) => run::unpack(&a),
             Command::Completions(a) => completions::run(&a, Self::command()),
             Command::Man(a) => man::run(&a, Self::command()),
             Command::Netlink(a) => netlink::run(&a),
@@ -123,6 +142,14 @@ mod tests {
             &["iwarp", "ping"],
             &["iwarp", "stat", "0"],
             &["iwarp", "stat", "--json", "--openmetrics"],
+            &["iwarp", "stat", "--prometheus", "--openmetrics"],
+            &["iwarp", "stat", "--json", "--sort", "sent"],
+            &["iwarp", "stat", "--sort", "colour"],
+            &["iwarp", "stat", "--peer", "host"],
+            &["iwarp", "stat", "--prometheus", "--peer", "::1"],
+            &["iwarp", "stat", "7", "serve"],
+            &["iwarp", "stat", "serve", "--max-queue-pairs", "x"],
+            &["iwarp", "--log-format", "xml", "devices"],
             &["iwarp", "stat", "--watch=0"],
             &["iwarp", "nosuch"],
         ] {
@@ -188,6 +215,35 @@ mod tests {
             &["iwarp", "stat", "--watch", "4711"],
             &["iwarp", "stat", "4711", "--watch=0.2", "--json"],
             &["iwarp", "stat", "--openmetrics", "--directory", "/srv"],
+            &["iwarp", "stat", "--prometheus", "4711"],
+            &[
+                "iwarp",
+                "stat",
+                "--pid",
+                "1,2",
+                "--peer",
+                "10.0.0.0/8,::1",
+                "--sort",
+                "rtt",
+            ],
+            &[
+                "iwarp",
+                "stat",
+                "--watch",
+                "--peer",
+                "[::1]:5",
+                "--sort=retrans",
+            ],
+            &[
+                "iwarp",
+                "stat",
+                "serve",
+                "--bind",
+                "[::1]:0",
+                "--max-queue-pairs",
+                "10",
+            ],
+            &["iwarp", "--log-format", "json", "ping", "serve"],
             &["iwarp", "completions", "fish"],
         ] {
             if let Err(e) = Cli::try_parse_from(args) {

@@ -2,8 +2,8 @@
 
 use clap::{Args, Command};
 use clap_complete::Shell;
-use iwarp_cli_common::error::{Context as _, Result};
-use std::io::Write as _;
+use iwarp_cli_common::error::Result;
+use iwarp_cli_common::out;
 
 /// Arguments of `iwarp completions`.
 #[derive(Debug, Args)]
@@ -16,10 +16,8 @@ pub(crate) struct CompletionsArgs {
 }
 
 pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
-    // Generate into memory first, so that a closed pipe is an error and not a panic.
+    // Generate into memory first, because a failing write would panic.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "iwarp", &mut script);
-    std::io::stdout()
-        .write_all(&script)
-        .context("cannot write the completion script")
+    out::text(&String::from_utf8_lossy(&script)).map(drop)
 }

@@ -7,6 +7,7 @@
 mod cli;
 mod completions;
 mod devices;
+mod doctor;
 mod logging;
 mod man;
 mod netlink;
@@ -16,17 +17,28 @@ mod run;
 mod stat;
 
 use clap::Parser as _;
-use iwarp_cli_common::text;
+use iwarp_cli_common::{out, text};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    // clap itself exits with 2 on wrong usage and 0 on --help and --version.
-    let cli = cli::Cli::parse();
-    logging::init(cli.log_level());
-    match cli.run() {
+    let result = match cli::Cli::try_parse() {
+        // Help and version; their exit code is 0 if they can be printed.
+        Err(help) if !help.use_stderr() => {
+            let printed = help.print().and_then(|()| std::io::stdout().flush());
+            out::note(printed).map(drop)
+        }
+        // clap prints the mistake, and exits with 2.
+        Err(wrong_usage) => wrong_usage.exit(),
+        Ok(cli) => {
+            logging::init(cli.log_level(), cli.log_format());
+            cli.run()
+        }
+    };
+    match result.and_then(|()| out::check()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("iwarp: {e}");
+            logging::failure(&e);
             e.exit_code()
         }
     }

@@ -167,6 +167,12 @@ const LINES: &[(&str, &str)] = &[
     ("env --capture x --capture-bytes 1 --allow ::1", ""),
     ("env --sysfs", "--sysfs"),
     ("env p", "p"),
+    ("unpack d --placed --stats --rsockets --fault crc", ""),
+    ("unpack d --device-name a --as rnic --bind lo --crc on", ""),
+    ("unpack d --markers off --mpa-rev 2 --rnr-timeout 1", ""),
+    ("unpack d --capture x --capture-bytes 1 --allow ::1", ""),
+    ("unpack", "DIR"),
+    ("unpack d --sysfs", "--sysfs"),
     ("-v ping h", ""),
     ("--verbose perf -v", ""),
     ("ping h --json", "--json"),
@@ -229,9 +235,9 @@ fn every_option_has_two_rows() {
                 })
         });
         let rows: Vec<_> = rows.collect();
-        // `env` shares the options of `run`, and `perf connect` those of `perf`, so one row is
-        // enough. `--verbose` is never refused.
-        let shares_options = ["env", "perf connect"].contains(&path.as_str());
+        // `env` and `unpack` share the options of `run`, and `perf connect` those of `perf`, so one
+        // row is enough. `--verbose` is never refused.
+        let shares_options = ["env", "unpack", "perf connect"].contains(&path.as_str());
         let wanted = if shares_options || option == "--verbose" {
             1
         } else {

@@ -119,6 +119,33 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(found)
 }
 
+/// State of the loopback interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Loopback {
+    /// It is up, so 127.0.0.1 can be reached.
+    Up,
+    /// The interface of this name is down, as in a new network namespace.
+    Down(String),
+    /// There is no loopback interface.
+    Absent,
+}
+
+/// Returns the state of the loopback interface.
+///
+/// # Errors
+/// The kernel's error; `EMFILE` if no descriptor is left.
+pub fn loopback_state() -> io::Result<Loopback> {
+    let list = List::get()?;
+    let is_loopback = |entry: &Entry<'_>| entry.flags() & libc::IFF_LOOPBACK as u32 != 0;
+    let up = |entry: &Entry<'_>| entry.flags() & libc::IFF_UP as u32 != 0;
+    let all: Vec<_> = list.entries().filter(is_loopback).collect();
+    Ok(match all.first() {
+        None => Loopback::Absent,
+        Some(_) if all.iter().any(up) => Loopback::Up,
+        Some(first) => Loopback::Down(first.name()),
+    })
+}
+
 struct List {
     first: *mut libc::ifaddrs,
 }

@@ -29,7 +29,7 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
             let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
             let options = Options::new(nonblocking, flags & libc::SOCK_CLOEXEC != 0);
             let socket = Socket::create(domain, options)?;
-            Ok(table::insert(Entry::Stream(Arc::new(socket))))
+            Ok(table::insert(Entry::Stream(socket)))
         }
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {
             let socket = Datagram::create(domain, flags)?;

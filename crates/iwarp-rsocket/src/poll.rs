@@ -84,8 +84,10 @@ impl Call<'_> {
     /// Polls for a short time and drives the rsockets. Returns `None` when it is time to sleep.
     fn spin(&mut self, start: Instant, window: Duration) -> Result<Option<usize>> {
         let ordinary = self.set.iter().any(|f| f.fd >= 0);
+        // Driving costs system calls, which a program that finds its sockets ready does not need.
+        let mut drive = false;
         loop {
-            let mut n = self.check_rsockets(true, false);
+            let mut n = self.check_rsockets(drive, false);
             if ordinary {
                 sys_poll(&mut self.set, Some(Duration::ZERO))?;
                 n += self.collect();
@@ -96,6 +98,9 @@ impl Call<'_> {
             let now = Instant::now();
             if self.changed() {
                 return Ok(Some(0));
+            }
+            if !std::mem::replace(&mut drive, true) {
+                continue;
             }
             after_empty_poll();
             if self.deadline.is_some_and(|d| now >= d) {

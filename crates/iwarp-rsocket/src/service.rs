@@ -25,7 +25,14 @@ pub(crate) trait Client: Send + Sync {
 
     /// Sends a message that only checks whether the peer is alive.
     fn keep_alive(&self);
+
+    /// Sends gathered data that was there at the last call already. Returns `false` if there was
+    /// none for a while, so that no further call is needed.
+    fn send_old_tail(&self) -> bool;
 }
+
+/// Interval at which gathered data is checked.
+const TAIL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 struct Service {
@@ -33,6 +40,9 @@ struct Service {
     kicked: bool,
     listeners: Vec<Weak<dyn Client>>,
     keep_alives: Vec<KeepAlive>,
+    /// Sockets that have gathered data, or had some lately.
+    tails: Vec<Weak<dyn Client>>,
+    tails_due: Option<Instant>,
     ending: Vec<Ending>,
 }
 
@@ -66,6 +76,8 @@ static SERVICE: ProcessLock<Service> = ProcessLock::own(
         kicked: false,
         listeners: Vec::new(),
         keep_alives: Vec::new(),
+        tails: Vec::new(),
+        tails_due: None,
         ending: Vec::new(),
     },
 );
@@ -115,6 +127,22 @@ pub(crate) fn keep_alive<C: Client + 'static>(
     }
     drop(service);
     CHANGED.notify_all();
+    Ok(())
+}
+
+/// Calls [`Client::send_old_tail`] regularly, until it returns `false`. The caller may hold the
+/// socket's lock. Fails if the thread cannot be started.
+pub(crate) fn watch_tail<C: Client + 'static>(socket: Weak<C>) -> Result<()> {
+    let mut service = lock_running()?;
+    service.tails.push(socket);
+    let is_first = service.tails_due.is_none();
+    service
+        .tails_due
+        .get_or_insert_with(|| Instant::now() + TAIL_INTERVAL);
+    drop(service);
+    if is_first {
+        CHANGED.notify_all();
+    }
     Ok(())
 }
 
@@ -201,6 +229,7 @@ fn run() {
         let Work {
             listeners,
             keep_alives,
+            mut tails,
             mut ending,
         } = wait_for_work(SERVICE.lock());
         for listener in listeners {
@@ -209,8 +238,9 @@ fn run() {
         for socket in keep_alives {
             socket.keep_alive();
         }
+        tails.retain(|socket| socket.send_old_tail());
         ending.retain_mut(|e| !finish_if_over(e, &waker));
-        SERVICE.lock().ending.append(&mut ending);
+        SERVICE.lock().put_back(&tails, ending);
     }
 }
 
@@ -237,6 +267,7 @@ fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
 struct Work {
     listeners: Vec<Arc<dyn Client>>,
     keep_alives: Vec<Arc<dyn Client>>,
+    tails: Vec<Arc<dyn Client>>,
     ending: Vec<Ending>,
 }
 
@@ -244,6 +275,7 @@ impl Service {
     fn next_due(&self) -> Option<Instant> {
         let keep_alives = self.keep_alives.iter().map(|k| k.due);
         keep_alives
+            .chain(self.tails_due)
             .chain(self.ending.iter().map(|e| e.deadline))
             .min()
     }
@@ -258,10 +290,25 @@ impl Service {
                 k.socket.upgrade()
             })
             .collect();
+        let tails = match self.tails_due.take_if(|due| *due <= now) {
+            Some(_) => std::mem::take(&mut self.tails),
+            None => Vec::new(),
+        };
         Work {
+            tails: tails.iter().filter_map(Weak::upgrade).collect(),
             listeners: self.listeners.iter().filter_map(Weak::upgrade).collect(),
             keep_alives,
             ending: std::mem::take(&mut self.ending),
+        }
+    }
+
+    /// Returns work that is not finished.
+    fn put_back(&mut self, tails: &[Arc<dyn Client>], mut ending: Vec<Ending>) {
+        self.ending.append(&mut ending);
+        self.tails.extend(tails.iter().map(Arc::downgrade));
+        if !self.tails.is_empty() {
+            self.tails_due
+                .get_or_insert_with(|| Instant::now() + TAIL_INTERVAL);
         }
     }
 }
@@ -276,7 +323,7 @@ mod tests {
     #[test]
     fn new_interval_replaces_timer() {
         let hour = Duration::from_secs(3600);
-        let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
+        let new = || Socket::create(libc::AF_INET, Options::new(false, false)).unwrap();
         let timers = |socket: &Arc<Socket>| {
             let (this, service) = (weak(socket), SERVICE.lock());
             let own = service

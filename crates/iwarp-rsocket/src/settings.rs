@@ -10,6 +10,11 @@ const QUEUE_MIN: u16 = 16;
 /// Maximum work requests of a queue: half the range of the 16-bit sequence numbers, so that they
 /// can be compared.
 const QUEUE_MAX: u16 = 0x7fff;
+/// The defaults are larger than rdma-core's 128 KiB, and similar to the limits of TCP's buffers. A
+/// sender waits when one is full, until a thread at each end has run: the progress thread that
+/// empties the send buffer, and the program that has read half of the receive buffer.
+const RECEIVE_BUFFER: u32 = 4 << 20;
+const SEND_BUFFER: u32 = 4 << 20;
 const BUFFER_MIN: u32 = 4096;
 const BUFFER_MAX: u32 = 1 << 28;
 
@@ -85,8 +90,8 @@ impl Settings {
             send_queue: number_u16("sqsize_default", 384),
             receive_queue: number_u16("rqsize_default", 384),
             inline: number_u16("inline_default", 64),
-            receive_buffer: number("mem_default", 1 << 17),
-            send_buffer: number("wmem_default", 1 << 17),
+            receive_buffer: number("mem_default", RECEIVE_BUFFER),
+            send_buffer: number("wmem_default", SEND_BUFFER),
             mappings: crate::wire::round_mappings(number_u16("iomap_size", 0)),
         };
         Self {
@@ -113,7 +118,7 @@ mod tests {
         let defaults = Settings::read(&dir.join("nothing"));
         assert_eq!(
             (defaults.sizes.send_queue, defaults.sizes.receive_buffer),
-            (384, 131_072)
+            (384, RECEIVE_BUFFER)
         );
         std::fs::write(dir.join("sqsize_default"), "5\n").unwrap();
         std::fs::write(dir.join("rqsize_default"), "4000000\n").unwrap();
@@ -131,7 +136,7 @@ mod tests {
                 configured.sizes.receive_buffer,
                 configured.sizes.send_buffer
             ),
-            (100_000, 131_072)
+            (100_000, SEND_BUFFER)
         );
         assert_eq!(configured.polling_time, Duration::ZERO);
     }

@@ -7,6 +7,7 @@
 mod accept;
 mod close;
 mod connect;
+mod locked;
 pub(crate) mod options;
 
 pub(crate) use close::close_all_at_exit;
@@ -24,8 +25,8 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -69,10 +70,13 @@ pub(crate) struct Socket {
     completion: Waker,
     event: Arc<EventWaker>,
     event_waker: Waker,
+    note: locked::Note,
+    tail_waker: Waker,
+    this: Weak<Self>,
 }
 
 impl Socket {
-    pub(crate) fn create(domain: i32, options: Options) -> Result<Self> {
+    pub(crate) fn create(domain: i32, options: Options) -> Result<Arc<Self>> {
         let channel = create_event_channel()?;
         let id = CmId::create(&channel, None);
         Ok(Self::from_parts(domain, options, channel, id, Phase::Idle))
@@ -84,14 +88,14 @@ impl Socket {
         channel: CmEventChannel,
         id: CmId,
         phase: Phase,
-    ) -> Self {
+    ) -> Arc<Self> {
         let waiters = Arc::new(Waiters::default());
         let event = Arc::new(EventWaker {
             waiters: Arc::clone(&waiters),
             is_listening: AtomicBool::new(false),
             kick: service::kick,
         });
-        Self {
+        Arc::new_cyclic(|this| Self {
             fd: channel.as_fd().as_raw_fd(),
             domain,
             generation: fork::generation(),
@@ -107,7 +111,10 @@ impl Socket {
             event_waker: Waker::from(Arc::clone(&event)),
             event,
             waiters,
-        }
+            note: locked::Note::default(),
+            tail_waker: Waker::from(Arc::new(locked::TailWaker(Weak::clone(this)))),
+            this: Weak::clone(this),
+        })
     }
 
     /// Returns the socket's number: the descriptor of its event channel. The descriptor is open as
@@ -127,7 +134,7 @@ impl Socket {
 
     /// Calls `f` with the locked state, without processing events.
     pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        f(&mut self.state.lock())
+        f(&mut self.lock())
     }
 
     /// Processes events and completions. With `drive` the thread also drives the connection.
@@ -184,7 +191,7 @@ impl Socket {
         mut step: impl FnMut(&mut State) -> Option<Result<R>>,
     ) -> Result<R> {
         let start = {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             if let Some(result) = step(&mut s) {
                 return result;
             }
@@ -200,7 +207,7 @@ impl Socket {
             Instant::now()
         };
         while start.elapsed() < Settings::get().polling_time {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             self.pump(&mut s, true);
             if let Some(result) = step(&mut s) {
                 return result;
@@ -213,7 +220,7 @@ impl Socket {
         let _joined = self.waiters.join(&waiter);
         loop {
             {
-                let mut s = self.state.lock();
+                let mut s = self.lock();
                 self.arm(&s);
                 self.pump(&mut s, false);
                 if let Some(result) = step(&mut s) {
@@ -235,7 +242,7 @@ impl Socket {
             // threads.
             return libc::POLLERR | libc::POLLHUP;
         }
-        let mut s = self.state.lock();
+        let mut s = self.lock();
         if arm {
             self.arm(&s);
         }
@@ -271,7 +278,7 @@ impl Socket {
 
     /// Returns the socket's address, and the peer's address or ENOTCONN.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Result<SocketAddr>) {
-        let s = self.state.lock();
+        let s = self.lock();
         let (local, peer) = s.id.addresses();
         let peer = match s.phase {
             Phase::Connected(_) => peer.ok_or(Errno::NOTCONN),
@@ -294,7 +301,7 @@ impl Socket {
     /// Binds the socket. Fails with EINVAL if it is already bound or connected, and with the errors
     /// of bind(2).
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
-        let mut s = self.state.lock();
+        let mut s = self.lock();
         if !matches!(s.phase, Phase::Idle | Phase::Failed) || s.bound.is_some() {
             return Err(Errno::INVAL);
         }
@@ -323,7 +330,7 @@ impl Socket {
 impl service::Client for Socket {
     /// Answers pending requests, and requests the next wake-up.
     fn serve(&self) {
-        let mut s = self.state.lock();
+        let mut s = self.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
         }
@@ -334,10 +341,17 @@ impl service::Client for Socket {
     }
 
     fn keep_alive(&self) {
-        let mut s = self.state.lock();
+        let mut s = self.lock();
         self.pump(&mut s, true);
         if let Phase::Connected(stream) = &mut s.phase {
             stream.keep_alive();
+        }
+    }
+
+    fn send_old_tail(&self) -> bool {
+        match &mut self.lock().phase {
+            Phase::Connected(stream) => stream.check_tail(),
+            _ => false,
         }
     }
 }

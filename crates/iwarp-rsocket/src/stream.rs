@@ -10,6 +10,7 @@
 mod iomap;
 mod recv;
 mod send;
+mod tail;
 
 pub(crate) use iomap::Iomaps;
 pub(crate) use send::Gather;
@@ -38,6 +39,9 @@ const RECEIVE: u64 = 1 << 63;
 /// Maximum polls of the completion queue per call, so that a fast peer cannot keep a call busy.
 const ROUNDS: u32 = 4;
 const BATCH: usize = 32;
+/// Maximum bytes per transfer, so that the peer reads a transfer while the next is in flight. Each
+/// transfer costs the peer a wake-up, and a system call at each end.
+const TRANSFER_MAX: u32 = 384 * 1024;
 
 pub(crate) struct Stream {
     pub(crate) qp: QueuePair,
@@ -84,6 +88,17 @@ pub(crate) struct Stream {
     expect_entry: u32,
     /// Unused offers, the oldest first.
     offers: VecDeque<Window>,
+    /// The peer has offered both halves of its buffer for the first time.
+    both_offered: bool,
+    /// Bytes sent to halves that the peer has not offered again.
+    in_flight: u64,
+    tail: Option<tail::Tail>,
+    /// The socket is woken by the next completion, to send the tail.
+    pub(crate) is_tail_watched: bool,
+    /// The service thread checks the tail.
+    pub(crate) is_tail_timed: bool,
+    /// Number of checks without a tail.
+    idle_checks: u32,
     /// A farewell message to send as soon as a work request is free.
     farewell: Option<Message>,
 
@@ -174,6 +189,12 @@ impl Stream {
             directory,
             expect_entry: 1,
             offers: VecDeque::with_capacity(DIRECTORY as usize + 1),
+            both_offered: false,
+            in_flight: 0,
+            tail: None,
+            is_tail_watched: false,
+            is_tail_timed: false,
+            idle_checks: 0,
             farewell: None,
             iomaps: Iomaps::default(),
             reading: true,
@@ -250,6 +271,7 @@ impl Stream {
                 break;
             }
         }
+        self.send_due_tail();
         self.send_due();
     }
 
@@ -261,6 +283,10 @@ impl Stream {
         if cqe.wr_id & RECEIVE == 0 {
             self.sq_free += (cqe.wr_id >> 32) as u32;
             self.in_use -= cqe.wr_id as u32;
+            if self.in_use == 0 {
+                // The beginning of the buffer is in the processor's caches.
+                self.write_at = 0;
+            }
             return;
         }
         let slot = cqe.wr_id as u16;
@@ -319,6 +345,9 @@ impl Stream {
             }
             let _ = self.directory.write_at(offset, &[0; WINDOW_LEN]);
             self.offers.push_back(window);
+            if std::mem::replace(&mut self.both_offered, true) {
+                self.in_flight = self.in_flight.saturating_sub(u64::from(window.len));
+            }
             self.expect_entry = (self.expect_entry + 1) % DIRECTORY;
         }
     }
@@ -521,6 +550,7 @@ impl Stream {
             // The protocol has no message for the end of reading alone.
             return;
         }
+        self.send_tail();
         let all = !self.reading || self.peer_done;
         self.farewell = Some(if all {
             Message::Disconnect

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::settings::Settings;
+use crate::wire::WINDOW_LEN;
 
 fn stream() -> Stream {
     let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
@@ -148,4 +149,155 @@ fn unsent_requests_are_not_drained() {
     assert!(!stream.is_drained(), "the farewell is in flight");
     stream.qp.modify(State::Error).unwrap();
     assert!(stream.is_drained());
+}
+
+/// Sends `len` bytes. Returns how many were accepted.
+fn send(stream: &mut Stream, len: usize) -> usize {
+    let data = vec![7; len];
+    stream.send(&mut Gather::new(&[&data])).unwrap_or(0)
+}
+
+/// Returns a stream that has no control messages to send.
+fn idle() -> Stream {
+    let mut stream = stream();
+    stream.freed = 0;
+    stream
+}
+
+/// Makes all sent data complete, as with a peer that accepts data but has read none. Without a
+/// connection, posting has failed.
+fn complete_sent(stream: &mut Stream) {
+    (stream.over, stream.peer_done, stream.error) = (false, false, None);
+    let (requests, bytes) = match &stream.tail {
+        Some(tail) => (2, tail.len()),
+        None => (0, 0),
+    };
+    stream.sq_free = u32::from(stream.sizes.send_queue) - requests;
+    stream.in_use = bytes;
+}
+
+/// Offers a half of the peer's buffer, as the peer does when it has read a half.
+fn offer(stream: &mut Stream) {
+    let peer = stream.peer.unwrap();
+    let at = stream.expect_entry as usize * WINDOW_LEN;
+    stream
+        .directory
+        .write_at(at, &peer.buffer.to_native())
+        .unwrap();
+    stream.message(Message::Credit(stream.sent.wrapping_add(peer.credits)));
+}
+
+/// Small writes are messages of their own until half of the credits are used, and later ones are
+/// gathered until the peer returns credits.
+#[test]
+fn tail_waits_for_credits() {
+    let mut stream = idle();
+    let half = stream.peer.unwrap().credits.div_ceil(2);
+    for _ in 0..half {
+        assert_eq!(send(&mut stream, 1), 1);
+        assert!(!stream.has_tail());
+        complete_sent(&mut stream);
+    }
+    let sent = stream.sent;
+    for _ in 0..1000 {
+        assert_eq!(send(&mut stream, 1), 1);
+        assert!(stream.has_tail());
+    }
+    assert_eq!(stream.sent, sent.wrapping_add(1), "one message");
+    // The credit of the tail cannot be returned before it is sent.
+    stream.allowed = stream.allowed.wrapping_add(1);
+    stream.send_due_tail();
+    assert!(!stream.has_tail());
+    assert_eq!(stream.in_flight, u64::from(half) + 1000);
+    assert_eq!(stream.sent, sent.wrapping_add(1));
+}
+
+/// Data is gathered while a half of the peer's buffer is full of unread data. A half that the peer
+/// offers for the first time was not read.
+#[test]
+fn tail_waits_for_full_half() {
+    let mut stream = idle();
+    offer(&mut stream);
+    let half = stream.half();
+    let step = 1 << 18;
+    for _ in 0..half / step {
+        assert_eq!(send(&mut stream, step as usize), step as usize);
+        assert!(!stream.has_tail());
+        complete_sent(&mut stream);
+    }
+    assert_eq!(send(&mut stream, 1000), 1000);
+    assert!(stream.has_tail());
+    offer(&mut stream);
+    stream.send_due_tail();
+    assert!(!stream.has_tail());
+    assert_eq!(stream.in_flight, 1000);
+}
+
+/// The tail is sent when it is long, and has its place in the peer's buffer before.
+#[test]
+fn tail_fits_into_offer() {
+    let mut stream = idle();
+    stream.in_flight = u64::from(stream.half());
+    let max = TRANSFER_MAX as usize;
+    assert_eq!(send(&mut stream, max - 1), max - 1);
+    assert!(stream.has_tail());
+    assert_eq!(send(&mut stream, 1), 1);
+    assert!(!stream.has_tail(), "it is long enough");
+    complete_sent(&mut stream);
+    stream.offers.truncate(1);
+    stream.offers[0].len = 10;
+    assert_eq!(send(&mut stream, 11), 10);
+    assert!(!stream.has_tail() && stream.offers.is_empty());
+}
+
+/// A program may write and close, or write into mapped memory, while its peer is busy.
+#[test]
+fn tail_precedes_other_requests() {
+    let ends: [fn(&mut Stream); 3] = [
+        |stream| stream.shut_down(false, true),
+        |stream| stream.shut_down(true, true),
+        |stream| {
+            let _ = stream.write_mapped(&mut Gather::new(&[b"x"]), &mut 0);
+        },
+    ];
+    for end in ends {
+        let mut stream = idle();
+        stream.in_flight = u64::from(stream.half());
+        assert_eq!(send(&mut stream, 5), 5);
+        assert!(stream.has_tail() && !stream.is_drained());
+        end(&mut stream);
+        assert!(!stream.has_tail());
+    }
+}
+
+/// A stream becomes writable when it accepts a third of its buffers, so that a waiting program does
+/// not write little at a time.
+#[test]
+fn little_room_is_not_writable() {
+    let mut stream = idle();
+    let third = stream.half() / 3;
+    stream.offers[0].len = third;
+    assert!(stream.is_writable());
+    stream.offers[0].len -= 1;
+    assert!(!stream.is_writable() && stream.can_send());
+    stream.offers[0].len += 1;
+    stream.in_use = stream.sizes.send_buffer - third;
+    assert!(stream.is_writable());
+    stream.in_use += 1;
+    assert!(!stream.is_writable());
+}
+
+/// A peer that only peeks returns nothing. Its tail is sent at the second check.
+#[test]
+fn old_tail_is_sent() {
+    let mut stream = idle();
+    stream.in_flight = u64::from(stream.half());
+    stream.is_tail_timed = true;
+    assert_eq!(send(&mut stream, 5), 5);
+    assert!(stream.check_tail() && stream.has_tail());
+    assert!(stream.check_tail() && !stream.has_tail());
+    complete_sent(&mut stream);
+    let more = (0..1000).take_while(|_| stream.check_tail()).count();
+    assert!((1..1000).contains(&more), "{more}");
+    assert!(!stream.is_tail_timed);
 }

@@ -123,6 +123,9 @@ impl Device {
         let stem = usable_stem(stem);
         let wanted = parse_bind(bind);
         let mut addresses = interfaces::addresses()?;
+        if addresses.is_empty() {
+            explain_loopback("there is no RDMA device");
+        }
         for unknown in wanted
             .iter()
             .filter(|w| !addresses.iter().any(|a| w.matches(a)))
@@ -371,8 +374,24 @@ pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     let port = if peer.port() == 0 { 9 } else { peer.port() };
     let mut target = peer;
     target.set_port(port);
-    probe.connect(target)?;
+    if let Err(error) = probe.connect(target) {
+        if target.ip().to_canonical().is_loopback() {
+            explain_loopback(&format!("{} cannot be reached", target.ip()));
+        }
+        return Err(error.into());
+    }
     Ok(probe.local_addr()?.ip())
+}
+
+/// If the loopback interface is down, as in a new network namespace, reports that with what does
+/// not work therefore.
+fn explain_loopback(effect: &str) {
+    if let Ok(interfaces::Loopback::Down(name)) = interfaces::loopback_state() {
+        complain::once(format!(
+            "{effect}: the loopback interface {name} is down; `ip link set {name} up` as root of \
+             the network namespace enables it"
+        ));
+    }
 }
 
 #[cfg(test)]

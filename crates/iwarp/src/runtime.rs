@@ -65,8 +65,9 @@ pub mod cm {
     pub use crate::cm::*;
 }
 
+pub use crate::conn::attributes::QpAttributes;
 pub(crate) use crate::conn::linger::unacknowledged_bytes;
-pub use crate::conn::qp::{QpAttributes, QueuePair};
+pub use crate::conn::qp::QueuePair;
 pub use crate::conn::retry::Retry;
 pub use crate::error::PostFailed;
 pub use crate::objects::any_qp::EventQp;

@@ -1,10 +1,11 @@
 //! Fixtures for unit tests of the runtime's objects.
 
 use crate::config::Config;
+use crate::conn::attach::Handover;
+use crate::conn::attributes::QpAttributes;
 use crate::conn::link::{Open, Socket};
-use crate::conn::qp::QpAttributes;
+use crate::conn::qp::QpState;
 use crate::conn::qp::QueuePair;
-use crate::conn::qp::{Handover, QpState};
 use crate::device::{Device, DeviceAddress, gid_of};
 use crate::objects::context::Context;
 use crate::objects::cq::CompletionQueue;

@@ -7,9 +7,10 @@
 //! Locks: the locks of a device's register of domains and of a target's selected queue are
 //! innermost. They may be taken while a queue pair's state is locked.
 
+use crate::conn::attributes::QpAttributes;
 use crate::conn::effects::{DriveHost, Due, Effects};
 use crate::conn::post::Request;
-use crate::conn::qp::{QpAttributes, QpInner, QueuePair};
+use crate::conn::qp::{QpInner, QueuePair};
 use crate::conn::xrc_target::XrcTarget;
 use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};

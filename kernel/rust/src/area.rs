@@ -11,6 +11,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ops::{Deref, DerefMut};
 use core::ptr::{NonNull, null_mut};
+use core::slice;
 
 use iwarp_rnic::qp::{CreateError, RxBuffer, RxPlan, RxSizes, TxPlan, TxSizes};
 
@@ -135,6 +136,50 @@ pub unsafe extern "C" fn rk_area_lend(qp: &mut Qp, area: *mut Area) {
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_area_is_lent(qp: &Qp) -> bool {
     qp.area.is_some()
+}
+
+/// Returns the number of bytes of a partial FPDU if the area contains nothing else, or 0.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_area_partial(qp: &Qp) -> usize {
+    match &qp.area {
+        Some(area) if area.tx.is_done() => area.staging.len(),
+        _ => 0,
+    }
+}
+
+/// Moves the partial FPDU out of the area, which is then unused. If `to` is null, C will pass the
+/// bytes again.
+///
+/// # Safety
+/// [`rk_area_partial`] bytes at `to` are writable, or `to` is null.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_area_save(qp: &mut Qp, to: *mut u8) {
+    if let Some(area) = &mut qp.area {
+        let octets = area.staging.contents();
+        if !to.is_null() {
+            // SAFETY: the caller guarantees the room; C's memory is not part of the area.
+            unsafe { octets.as_ptr().copy_to_nonoverlapping(to, octets.len()) };
+        }
+        area.staging.clear();
+    }
+}
+
+/// Moves a saved partial FPDU into the queue pair's area. Returns `false` if the area contains
+/// received data.
+///
+/// # Safety
+/// `len` bytes at `from` are readable.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rk_area_restore(qp: &mut Qp, from: *const u8, len: usize) -> bool {
+    // SAFETY: guaranteed by the caller.
+    let octets = unsafe { slice::from_raw_parts(from, len) };
+    match &mut qp.area {
+        Some(area) => area.staging.restore(octets),
+        None => false,
+    }
 }
 
 /// Takes the area back, and returns it. Returns null if the queue pair has no area, or keeps its

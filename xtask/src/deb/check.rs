@@ -8,7 +8,7 @@ use xtask::context::{Context, find_program};
 use xtask::documents;
 use xtask::process::Log;
 
-use super::{PACKAGING, SCRIPTS, output};
+use super::{DOCUMENTS, PACKAGING, SCRIPTS, output};
 
 /// Files that the package must contain, besides a manual page for each subcommand.
 const WANTED: &[&str] = &[
@@ -104,11 +104,11 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Checks a package.
+/// Checks a package. `command` is a build of its command that runs on this machine.
 ///
 /// # Errors
 /// Lists everything that is wrong with the package.
-pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()> {
+pub(super) fn run(context: &Context, log: &mut Log, package: &Path, command: &Path) -> Result<()> {
     let ask = |option: &str| {
         let mut command = Command::new("dpkg-deb");
         command.arg(option).arg(package);
@@ -127,10 +127,8 @@ pub(super) fn run(context: &Context, log: &mut Log, package: &Path) -> Result<()
             .arg(package)
             .arg(&unpacked),
     )?;
-    found.extend(pages(&contents, &unpacked)?);
-    found.extend(documents::dead_links_below(
-        &unpacked.join("usr/share/doc/iwarp"),
-    )?);
+    found.extend(pages(&contents, command)?);
+    found.extend(documents::dead_links_below(&unpacked.join(DOCUMENTS))?);
     log.run(Command::new("md5sum").current_dir(&unpacked).args([
         "--check",
         "--quiet",
@@ -199,11 +197,11 @@ fn fields(control: &str) -> Vec<String> {
 }
 
 /// Returns the manual pages that are missing for subcommands in the command's help.
-fn pages(contents: &str, unpacked: &Path) -> Result<Vec<String>> {
-    let help = output(Command::new(unpacked.join("usr/bin/iwarp")).arg("--help"))?;
+fn pages(contents: &str, command: &Path) -> Result<Vec<String>> {
+    let help = output(Command::new(command).arg("--help"))?;
     let names: Vec<&str> = subcommands(&help).collect();
     if names.is_empty() {
-        bail!("the help of the packaged command lists no subcommands: {help}");
+        bail!("the help of the command lists no subcommands: {help}");
     }
     Ok(names
         .into_iter()

@@ -6,8 +6,7 @@
 //! package from them, with the control files in `packaging/debian/`.
 
 mod check;
-mod notices;
-mod source;
+pub(crate) mod source;
 mod trial;
 
 use std::fs;
@@ -19,12 +18,20 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use xtask::context::{Context, find_program};
 use xtask::install;
-use xtask::layout::{self, File};
+use xtask::layout::{self, Built, File};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
+use crate::notices;
+
 /// The folder with the files that only the Debian package needs.
-const PACKAGING: &str = "packaging/debian";
+pub(crate) const PACKAGING: &str = "packaging/debian";
+/// The folder of the documents in a package.
+pub(crate) const DOCUMENTS: &str = "usr/share/doc/iwarp";
+/// The file with the licences of foreign crates.
+pub(crate) const NOTICES: &str = "third-party-licences";
+/// The service's settings, which the user may change.
+pub(crate) const SETTINGS: &str = "etc/default/iwarp-cp";
 /// The scripts that dpkg runs.
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 /// The path of zsh's completions in an installation, and the path where Debian's packages put them.
@@ -72,8 +79,8 @@ pub(crate) fn command(args: &DebArgs) -> Result<bool> {
         Some(dir) => dir.clone(),
         None => context.target.join("deb"),
     };
-    let package = build(&context, &mut log, &output)?;
-    check::run(&context, &mut log, &package)?;
+    let built = install::build(&context)?;
+    let package = build(&context, &mut log, &built, None, &output)?;
     if args.test {
         trial::run(&context, &mut log, &package, &args.suite)?;
     }
@@ -85,12 +92,12 @@ pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     if let Some(tool) = missing_tool() {
         return Ok(Outcome::Skipped(format!("{tool} is not installed")));
     }
-    let package = build(context, log, &context.target.join("deb"))?;
-    check::run(context, log, &package)?;
+    let built = install::build(context)?;
+    build(context, log, &built, None, &context.target.join("deb"))?;
     Ok(Outcome::Passed)
 }
 
-fn missing_tool() -> Option<&'static str> {
+pub(crate) fn missing_tool() -> Option<&'static str> {
     TOOLS.into_iter().find(|tool| find_program(tool).is_none())
 }
 
@@ -98,7 +105,7 @@ fn missing_tool() -> Option<&'static str> {
 ///
 /// # Errors
 /// If the command cannot be started or fails.
-fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_owned();
     let output = command
         .stdin(Stdio::null())
@@ -111,10 +118,27 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds the package and returns its path.
-fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
-    let built = install::build(context)?;
-    let mut files = layout::files(context, &built)?;
+/// What Debian's tools cannot find out about programs for another machine.
+pub(crate) struct Foreign<'a> {
+    /// Debian's name of the processor.
+    pub(crate) architecture: &'a str,
+    /// The packages that the programs need.
+    pub(crate) depends: String,
+}
+
+/// Builds a package of these programs, checks it, and returns its path. The programs are for this
+/// machine, or stripped and `foreign`.
+///
+/// # Errors
+/// If a tool fails, or if a check finds a defect in the package.
+pub(crate) fn build(
+    context: &Context,
+    log: &mut Log,
+    built: &Built,
+    foreign: Option<&Foreign>,
+    output: &Path,
+) -> Result<PathBuf> {
+    let mut files = layout::files(context, built)?;
     for file in &mut files {
         if file.to == Path::new(ZSH.0) {
             file.to = ZSH.1.into();
@@ -123,55 +147,79 @@ fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
     let stage = context.target.join("deb/stage");
     let _ = fs::remove_dir_all(&stage);
     layout::put(&files, &stage.join("usr"))?;
-    layout::put(&own_files(context), &stage)?;
-    documents(context, &stage)?;
+    layout::put(&service_and_documents(context)?, &stage)?;
+    layout::put(&debian_files(context), &stage)?;
+    let doc = stage.join(DOCUMENTS);
+    fs::copy(context.root.join("CHANGELOG.md"), doc.join("changelog"))?;
+    fs::write(doc.join(NOTICES), notices::text(context)?)?;
 
     let dir = context.target.join("deb/build");
     let folder = source::Folder::create(context, &dir)?;
-    log.run(
-        Command::new("dpkg-buildpackage")
-            .current_dir(&folder.path)
-            .env("SOURCE_DATE_EPOCH", &folder.epoch)
-            .env("STAGE", &stage)
-            .env(
-                "MAINTAINER",
-                folder.maintainer.as_deref().unwrap_or_default(),
-            )
-            .args(["--build=binary", "--unsigned-source", "--unsigned-changes"]),
-    )?;
+    log.run(&mut build_command(&folder, &stage, foreign))?;
     fs::create_dir_all(output)?;
-    let mut built = fs::read_dir(&dir)?.flatten().map(|entry| entry.path());
-    let built = built.find(|path| path.extension().is_some_and(|end| end == "deb"));
-    let built = built.context("dpkg-buildpackage wrote no package")?;
-    let package = output.join(built.file_name().context("a package without a name")?);
-    fs::copy(&built, &package)?;
-    let octets = fs::metadata(&package)?.len();
-    log.say(format!("{}, {} KiB", package.display(), octets / 1024));
-    Ok(package)
+    let mut built_files = fs::read_dir(&dir)?.flatten().map(|entry| entry.path());
+    let package = built_files.find(|path| path.extension().is_some_and(|end| end == "deb"));
+    let package = package.context("dpkg-buildpackage wrote no package")?;
+    let copy = output.join(package.file_name().context("a package without a name")?);
+    fs::copy(&package, &copy)?;
+    let octets = fs::metadata(&copy)?.len();
+    log.say(format!("{}, {} KiB", copy.display(), octets / 1024));
+    check::run(context, log, &copy, &built.runnable)?;
+    Ok(copy)
 }
 
-/// Returns the files of the service.
-fn own_files(context: &Context) -> Vec<File> {
+/// Returns the command that builds the package.
+fn build_command(folder: &source::Folder, stage: &Path, foreign: Option<&Foreign>) -> Command {
+    let mut command = Command::new("dpkg-buildpackage");
+    command
+        .current_dir(&folder.path)
+        .env("SOURCE_DATE_EPOCH", &folder.epoch)
+        .env("STAGE", stage)
+        .env(
+            "MAINTAINER",
+            folder.maintainer.as_deref().unwrap_or_default(),
+        )
+        .args(["--build=binary", "--unsigned-source", "--unsigned-changes"]);
+    if let Some(foreign) = foreign {
+        command
+            .env("DEPENDS", &foreign.depends)
+            .env("DEB_BUILD_OPTIONS", "nostrip")
+            // No compiler for the other machine is needed.
+            .args(["--host-arch", foreign.architecture, "--no-check-builddeps"]);
+    }
+    command
+}
+
+/// Returns the files of the service, and the documents of the repository, for every kind of system
+/// package.
+///
+/// # Errors
+/// If a document cannot be read or copied.
+pub(crate) fn service_and_documents(context: &Context) -> Result<Vec<File>> {
     let own = |name: &str| context.root.join(PACKAGING).join(name);
-    vec![
+    let mut files = vec![
         File::copy(
             own("iwarp-cp.service"),
             "usr/lib/systemd/system/iwarp-cp.service",
         ),
-        File::copy(own("iwarp-cp.default"), "etc/default/iwarp-cp"),
-        File::copy(own("copyright"), "usr/share/doc/iwarp/copyright"),
+        File::copy(own("iwarp-cp.default"), SETTINGS),
+    ];
+    let copies = context.target.join("documents");
+    let _ = fs::remove_dir_all(&copies);
+    let documents = xtask::documents::install(&context.root, &copies)?;
+    let place = |name: &String| File::copy(copies.join(name), Path::new(DOCUMENTS).join(name));
+    files.extend(documents.iter().map(place));
+    Ok(files)
+}
+
+/// Returns the files that only Debian's packages have.
+fn debian_files(context: &Context) -> [File; 2] {
+    let own = |name: &str| context.root.join(PACKAGING).join(name);
+    [
+        File::copy(own("copyright"), Path::new(DOCUMENTS).join("copyright")),
         File::copy(
             own("lintian-overrides"),
             "usr/share/lintian/overrides/iwarp",
         ),
     ]
-}
-
-/// Writes the documents, the changelog and the licences of foreign crates.
-fn documents(context: &Context, stage: &Path) -> Result<()> {
-    let doc = stage.join("usr/share/doc/iwarp");
-    xtask::documents::install(&context.root, &doc)?;
-    fs::copy(context.root.join("CHANGELOG.md"), doc.join("changelog"))?;
-    fs::write(doc.join("third-party-licences"), notices::text(context)?)?;
-    Ok(())
 }

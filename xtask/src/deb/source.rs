@@ -13,7 +13,7 @@ use xtask::process::cargo;
 
 use super::{PACKAGING, SCRIPTS, output};
 
-const NAME: &str = "iwarp";
+pub(crate) const NAME: &str = "iwarp";
 /// The Debian revision, which counts packages of the same upstream version.
 const REVISION: &str = "1";
 
@@ -86,7 +86,10 @@ impl Folder {
 }
 
 /// Returns the version of the command.
-fn version(context: &Context) -> Result<String> {
+///
+/// # Errors
+/// If cargo fails.
+pub(crate) fn version(context: &Context) -> Result<String> {
     let metadata =
         output(cargo(&context.root).args(["metadata", "--no-deps", "--format-version=1"]))?;
     let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
@@ -97,7 +100,10 @@ fn version(context: &Context) -> Result<String> {
 }
 
 /// Returns `SOURCE_DATE_EPOCH` if it is set, and otherwise the time of the last commit.
-fn epoch(context: &Context) -> Result<String> {
+///
+/// # Errors
+/// If git fails, as in a tree without history.
+pub(crate) fn epoch(context: &Context) -> Result<String> {
     if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {
         return Ok(epoch);
     }

@@ -168,6 +168,23 @@ fn check(context: &Context, object: &Path, log: &mut Log) -> Result<()> {
     Ok(())
 }
 
+/// Compiles and checks the engine, and writes the source package for DKMS. Returns its path, or the
+/// reason why it cannot be built on this machine.
+///
+/// # Errors
+/// If the object violates a gate, or if a file cannot be written.
+pub fn source_package(
+    context: &Context,
+    log: &mut Log,
+) -> Result<std::result::Result<PathBuf, String>> {
+    let object = match build(context, Kind::Plain, log)? {
+        Built::Object(object) => object,
+        Built::Missing(why) => return Ok(Err(why)),
+    };
+    check(context, &object, log)?;
+    module::package(context, &object, &context.target.join("kernel"), log).map(Ok)
+}
+
 /// Builds the device's module for the newest kernel of each of these series, and the source
 /// package.
 ///
@@ -195,7 +212,7 @@ pub fn modules(context: &Context, series: &[&str], log: &mut Log) -> Result<Outc
         let headers = release.headers(&tree);
         let built = module::build(
             context,
-            module::DEVICE,
+            (module::DEVICE, module::Use::Shipped),
             &object,
             &headers,
             &dir.join("build"),

@@ -21,7 +21,7 @@ pub const TEST: &str = "iwarp_engine_test";
 pub const CLIENT: &str = "iwarp_client_test";
 
 /// The folders below `kernel/` with the C sources.
-const FOLDERS: &[&str] = &["", "src"];
+const FOLDERS: &[&str] = &["", "src", "probe"];
 /// The folder with the test modules, which is not part of the source package.
 const TEST_FOLDER: &str = "test";
 /// The name that Kbuild expects for the engine's object.
@@ -61,13 +61,22 @@ fn assemble(context: &Context, object: &Path, dir: &Path, folders: &[&str]) -> R
     Ok(())
 }
 
+/// Who uses a module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Machines of users.
+    Shipped,
+    /// The tests. The module has the parameter `fail_allocation`, which makes allocations fail.
+    Tests,
+}
+
 /// Builds a module in `dir` against a kernel's headers and returns its path. Warnings are errors.
 ///
 /// # Errors
 /// If the module does not build, or if a tool prints a warning.
 pub fn build(
     context: &Context,
-    module: &str,
+    (module, purpose): (&str, Use),
     object: &Path,
     headers: &Path,
     dir: &Path,
@@ -85,6 +94,10 @@ pub fn build(
                 .arg(headers)
                 .arg(format!("M={}", dir.display()))
                 .arg(format!("MODULE={module}"))
+                .arg(match purpose {
+                    Use::Shipped => "IWARP_FAULTS=n",
+                    Use::Tests => "IWARP_FAULTS=y",
+                })
                 // BTF needs the types in vmlinux, which the headers' package does not contain.
                 .args(["CONFIG_DEBUG_INFO_BTF_MODULES=", "W=1", "modules"]),
         )

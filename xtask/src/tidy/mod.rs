@@ -2,6 +2,7 @@
 
 mod attacks;
 mod code;
+mod functions;
 mod markdown;
 mod messages;
 mod options;
@@ -68,6 +69,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         let text = files::read(root, &file)?;
         findings.extend(rules::any_text(&file, &text));
         findings.extend(text::check(&file, &text));
+        findings.extend(functions::check(&file, &text));
         if file.ends_with(".rs") {
             findings.extend(rules::rust(&file, &text, &modules));
             variables.add(&file, &text);

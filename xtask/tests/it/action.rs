@@ -16,7 +16,8 @@ impl Runner {
         fs::create_dir_all(dir.join("bin")).unwrap();
         let runner = Self(dir.canonicalize().unwrap());
         // The scripts find only these programs of the machine. In particular, they find no cargo.
-        for tool in ["bash", "dirname", "env", "id", "realpath", "sha256sum"] {
+        let tools = "bash chmod cp dirname env grep id mkdir mv realpath sha256sum uname";
+        for tool in tools.split(' ') {
             symlink(
                 Path::new("/usr/bin").join(tool),
                 runner.0.join("bin").join(tool),
@@ -176,4 +177,77 @@ fn build_is_installed_into_prefix() {
         fs::read_to_string(paths).unwrap(),
         format!("{}/bin\n", prefix.display())
     );
+}
+
+/// Makes `curl` copy the file that the last part of the address names from the folder `release`.
+fn serve_release(runner: &Runner) {
+    fs::create_dir(runner.0.join("release")).unwrap();
+    runner.program(
+        "curl",
+        "for a; do case $a in https:*) from=${a##*/};; esac; done
+         echo \"curl $*\" >> \"$RUNNER_TEMP/calls\"
+         cp \"$RUNNER_TEMP/release/$from\" \"$from\"",
+    );
+}
+
+const REPOSITORY: (&str, &str) = ("REPOSITORY", "https://example.org/iwarp");
+
+#[test]
+fn bundle_of_own_version_is_downloaded() {
+    let runner = Runner::new("download");
+    serve_release(&runner);
+    let file = format!("iwarp-linux-{}", std::env::consts::ARCH);
+    let sum = checksum(&runner);
+    fs::write(runner.0.join("release").join(&file), "fetched\n").unwrap();
+    let sums = runner.0.join("release/SHA256SUMS");
+    fs::write(&sums, format!("{sum}  {file}\n{sum}  {file}.deb\n")).unwrap();
+    let paths = runner.0.join("paths");
+    let path = ("GITHUB_PATH", paths.to_str().unwrap());
+    let output = runner.run("download.sh", &[REPOSITORY, ("VERSION", ""), path]);
+    assert!(output.status.success(), "{}", text(&output));
+    let folder = runner.0.join("iwarp/bin");
+    assert_eq!(fs::read(folder.join("iwarp")).unwrap(), b"fetched\n");
+    let mode = fs::metadata(folder.join("iwarp")).unwrap().permissions();
+    assert_eq!(mode.mode() & 0o777, 0o755);
+    let added = fs::read_to_string(&paths).unwrap();
+    assert_eq!(added, format!("{}\n", folder.display()));
+    let address = format!(
+        "https://example.org/iwarp/releases/download/v{}/{file}\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    assert!(runner.calls().contains(&address), "{}", runner.calls());
+}
+
+#[test]
+fn damaged_download_is_refused() {
+    let runner = Runner::new("damaged");
+    serve_release(&runner);
+    let path = ("GITHUB_PATH", "/dev/null");
+    let run = |sha256: &str| {
+        let variables = [REPOSITORY, ("VERSION", "v9"), path, ("SHA256", sha256)];
+        runner.run("download.sh", &variables)
+    };
+    let output = run("");
+    assert!(text(&output).contains("::error::"), "{}", text(&output));
+    let file = format!("iwarp-linux-{}", std::env::consts::ARCH);
+    fs::write(runner.0.join("release").join(&file), "fetched\n").unwrap();
+    let wrong = "0".repeat(64);
+    let sums = runner.0.join("release/SHA256SUMS");
+    fs::write(&sums, format!("{wrong}  {file}\n")).unwrap();
+    for sum in ["", &wrong] {
+        let output = run(sum);
+        assert!(!output.status.success(), "{}", text(&output));
+        assert!(!runner.0.join("iwarp/bin/iwarp").exists());
+    }
+    // The given checksum has precedence over the list.
+    let right = checksum(&runner);
+    let output = run(&right);
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(
+        runner.calls().contains("/download/v9/"),
+        "{}",
+        runner.calls()
+    );
+    fs::write(&sums, format!("{right}  another\n")).unwrap();
+    assert!(text(&run("")).contains("has no iwarp-linux"));
 }

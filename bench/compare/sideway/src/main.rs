@@ -71,6 +71,43 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
+/// Connects a queue pair to the peer's.
+fn move_to_rts(qp: &mut ExtendedQueuePair, peer: &Address) -> anyhow::Result<()> {
+    let mut attributes = QueuePairAttribute::new();
+    attributes
+        .setup_state(QueuePairState::Init)
+        .setup_pkey_index(0)
+        .setup_port(1)
+        .setup_access_flags(AccessFlags::LocalWrite | AccessFlags::RemoteRead);
+    qp.modify(&attributes)?;
+    let mut address = AddressHandleAttribute::new();
+    address
+        .setup_port(1)
+        .setup_grh_src_gid_index(0)
+        .setup_grh_dest_gid(&peer.gid)
+        .setup_grh_hop_limit(1);
+    let mut attributes = QueuePairAttribute::new();
+    attributes
+        .setup_state(QueuePairState::ReadyToReceive)
+        .setup_path_mtu(Mtu::Mtu1024)
+        .setup_dest_qp_num(peer.qp_number)
+        .setup_rq_psn(0)
+        .setup_max_dest_read_atomic(1)
+        .setup_min_rnr_timer(12)
+        .setup_address_vector(&address);
+    qp.modify(&attributes)?;
+    let mut attributes = QueuePairAttribute::new();
+    attributes
+        .setup_state(QueuePairState::ReadyToSend)
+        .setup_sq_psn(0)
+        .setup_timeout(12)
+        .setup_retry_cnt(7)
+        .setup_rnr_retry(7)
+        .setup_max_read_atomic(1);
+    qp.modify(&attributes)?;
+    Ok(())
+}
+
 impl End {
     /// Creates a queue pair and memory for so many messages, and connects it.
     fn connect(job: &Job, slots: usize, stream: &TcpStream) -> anyhow::Result<Self> {
@@ -103,39 +140,7 @@ impl End {
         serde_json::to_writer(stream, &own)?;
         let mut answers = serde_json::Deserializer::from_reader(stream).into_iter();
         let peer: Address = answers.next().context("no answer")??;
-
-        let mut attributes = QueuePairAttribute::new();
-        attributes
-            .setup_state(QueuePairState::Init)
-            .setup_pkey_index(0)
-            .setup_port(1)
-            .setup_access_flags(AccessFlags::LocalWrite | AccessFlags::RemoteRead);
-        qp.modify(&attributes)?;
-        let mut address = AddressHandleAttribute::new();
-        address
-            .setup_port(1)
-            .setup_grh_src_gid_index(0)
-            .setup_grh_dest_gid(&peer.gid)
-            .setup_grh_hop_limit(1);
-        let mut attributes = QueuePairAttribute::new();
-        attributes
-            .setup_state(QueuePairState::ReadyToReceive)
-            .setup_path_mtu(Mtu::Mtu1024)
-            .setup_dest_qp_num(peer.qp_number)
-            .setup_rq_psn(0)
-            .setup_max_dest_read_atomic(1)
-            .setup_min_rnr_timer(12)
-            .setup_address_vector(&address);
-        qp.modify(&attributes)?;
-        let mut attributes = QueuePairAttribute::new();
-        attributes
-            .setup_state(QueuePairState::ReadyToSend)
-            .setup_sq_psn(0)
-            .setup_timeout(12)
-            .setup_retry_cnt(7)
-            .setup_rnr_retry(7)
-            .setup_max_read_atomic(1);
-        qp.modify(&attributes)?;
+        move_to_rts(&mut qp, &peer)?;
         Ok(Self {
             qp,
             cq,

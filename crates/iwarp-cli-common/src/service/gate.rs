@@ -73,6 +73,13 @@ impl Limits {
         config
     }
 
+    /// Returns `true` if `--allow` permits a client with this address.
+    pub fn admits(&self, address: IpAddr) -> bool {
+        self.allow
+            .as_ref()
+            .is_none_or(|allow| allow.contains(address))
+    }
+
     /// Returns the name of the first of these options that was given.
     pub fn given(&self) -> Option<&'static str> {
         match self {

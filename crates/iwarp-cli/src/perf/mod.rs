@@ -20,7 +20,7 @@ use args::{ConnectArgs, MeasureArgs, PerfCommand};
 use control::{Control, DEFAULT_PORT};
 use host::HostInfo;
 use iwarp_cli_common::error::{Context as _, Result};
-use iwarp_cli_common::retry;
+use iwarp_cli_common::{out, retry};
 use iwarp_figures::load::{self, Watch, Watched};
 use plan::Plan;
 use point::{Transport, Wire};
@@ -145,19 +145,13 @@ impl Outputs {
             f.write_all(report.svg()?.as_bytes())
                 .context("cannot write the plot")?;
         }
-        let mut out = std::io::stdout().lock();
         match self.json {
-            Some(None) => {
-                return out
-                    .write_all(report.json().as_bytes())
-                    .context("cannot write to stdout");
-            }
+            Some(None) => return out::text(&report.json()).map(drop),
             Some(Some(mut f)) => f
                 .write_all(report.json().as_bytes())
                 .context("cannot write the JSON file")?,
             None => {}
         }
-        out.write_all(report.table().as_bytes())
-            .context("cannot write to stdout")
+        out::text(&report.table()).map(drop)
     }
 }

@@ -8,7 +8,7 @@
 //! which depends on the verbs library.
 
 use super::library::{
-    AUDIT, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Preloads, Verbs, check_trusted,
+    self, AUDIT, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Preloads, Verbs, check_trusted,
     private_dir, temporary_name, write_if_changed,
 };
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -82,14 +82,60 @@ fn folder_beside(exe: &Path) -> PathBuf {
     exe.with_file_name(name)
 }
 
+/// Writes the libraries of the command at `exe` into the folder `dir`, as in an installation.
+///
+/// # Errors
+/// Fails if there are no libraries, or if the folder cannot hold them.
+pub(super) fn copy_libraries(exe: &Path, dir: &Path) -> Result<Libraries> {
+    let own = Bundle::read(exe).context("reading this command's own file")?;
+    let bundle = match own {
+        Some(bundle) => bundle,
+        None => Bundle::read_folder(&library::find(true)?)?,
+    };
+    bundle.unpack(dir).context(dir.display())
+}
+
+/// Returns the length of the command at the start of a bundle, or of the whole file if it is not a
+/// bundle.
+pub(super) fn command_len(exe: &Path) -> io::Result<u64> {
+    let mut file = fs::File::open(exe)?;
+    let len = file.metadata()?.len();
+    let libraries = lengths(&mut file, len);
+    Ok(libraries.map_or(len, |lengths| start(len, lengths)))
+}
+
+/// Returns the length of the command in a bundle of `len` bytes.
+fn start(len: u64, lengths: [u64; PARTS]) -> u64 {
+    len - TAIL as u64 - lengths.iter().sum::<u64>()
+}
+
 impl Bundle {
+    /// Reads the libraries of an installation.
+    fn read_folder(libs: &Libraries) -> Result<Self> {
+        let Verbs::Folder(dir) = &libs.verbs else {
+            return Err(Error::failed("the libraries are only in memory"));
+        };
+        let read = |file: &Path| fs::read(file).context(file.display());
+        let optional = |file: &Option<PathBuf>| match file {
+            Some(file) => read(file),
+            None => Ok(Vec::new()),
+        };
+        Ok(Self {
+            verbs: read(&dir.join(NAMES[0]))?,
+            // Only libraries in memory need it.
+            second_name: Vec::new(),
+            preload: optional(&libs.preloads.rsockets)?,
+            paths: optional(&libs.preloads.paths)?,
+        })
+    }
+
     fn read(exe: &Path) -> io::Result<Option<Self>> {
         let mut file = fs::File::open(exe)?;
         let len = file.metadata()?.len();
         let Some(lengths) = lengths(&mut file, len) else {
             return Ok(None);
         };
-        let start = len - TAIL as u64 - lengths.iter().sum::<u64>();
+        let start = start(len, lengths);
         let [verbs, second_name, preload, paths] = lengths;
         file.seek(SeekFrom::Start(start))?;
         let mut part = |len: u64| {

@@ -129,7 +129,7 @@ fn is_verbs(name: &OsStr) -> bool {
 }
 
 /// Returns the path of our verbs library.
-fn verbs_path(libraries: &Libraries) -> PathBuf {
+pub(super) fn verbs_path(libraries: &Libraries) -> PathBuf {
     match &libraries.verbs {
         Verbs::Folder(folder) => folder.join("libibverbs.so.1"),
         Verbs::Memory { files, .. } => files[0].clone(),

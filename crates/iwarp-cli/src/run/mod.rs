@@ -1,4 +1,4 @@
-//! `iwarp run` and `iwarp env`: run a verbs program on the software RNIC.
+//! `iwarp run`, `iwarp env` and `iwarp unpack`: run a verbs program on the software RNIC.
 //!
 //! `LD_LIBRARY_PATH` makes the program and its children load our library under the names
 //! `libibverbs.so.1` and `librdmacm.so.1`. An audit library (`LD_AUDIT`) redirects programs that
@@ -15,6 +15,10 @@ mod inspect;
 mod library;
 mod missing;
 mod sysfs;
+mod trial;
+mod unpack;
+
+pub(crate) use unpack::UnpackArgs;
 
 use clap::{Args, ValueEnum};
 use fault::FaultOption;
@@ -27,6 +31,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use sysfs::Shown;
+pub(crate) use trial::try_loading;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Switch {
@@ -43,7 +48,7 @@ impl Switch {
     }
 }
 
-/// The settings of both subcommands.
+/// The settings of all three subcommands.
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
     /// Prefix of the device names [default: iwarp, which gives iwarp0, iwarp1 …]
@@ -100,8 +105,13 @@ impl Settings {
         self.face.unwrap_or_else(|| Config::from_env().face)
     }
 
-    /// Returns the variables to set, in a fixed order.
-    fn variables(&self, libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
+    /// Returns the variables to set, in a fixed order. `command` is the path at which programs find
+    /// this command.
+    fn variables(
+        &self,
+        libs: &library::Libraries,
+        command: &Path,
+    ) -> Result<Vec<(&'static str, OsString)>> {
         let mut vars: Vec<(&'static str, OsString)> = Vec::new();
         let mut preloaded = Vec::new();
         match &libs.verbs {
@@ -121,7 +131,7 @@ impl Settings {
             })?);
         }
         preload(&mut vars, preloaded);
-        vars.extend(netlink(libs)?);
+        vars.extend(netlink(libs, command));
         let mut set = |name, value: Option<OsString>| vars.extend(value.map(|v| (name, v)));
         let text = |v: Option<String>| v.map(OsString::from);
         set("IWARP_DEVICE_NAME", text(self.device_name.clone()));
@@ -258,15 +268,19 @@ fn prepend_setting(
 
 /// Returns the variables that make iproute2's `rdma` show our devices. The first tells the audit
 /// library to load a preload library; the second tells the preload library to start this command.
-fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
+fn netlink(libs: &library::Libraries, command: &Path) -> Vec<(&'static str, OsString)> {
     let Some(library) = libs.audit.as_ref().and(libs.preloads.paths.as_ref()) else {
-        return Ok(Vec::new());
+        return Vec::new();
     };
-    let command = std::env::current_exe().context("looking for this command's own file")?;
-    Ok(vec![
+    vec![
         (iwarp_audit::PRELOAD_VARIABLE, library.into()),
         ("IWARP_NETLINK", command.into()),
-    ])
+    ]
+}
+
+/// Returns the path of this command.
+fn own_path() -> Result<PathBuf> {
+    std::env::current_exe().context("looking for this command's own file")
 }
 
 /// Returns `true` if an entry of `LD_AUDIT` is our audit library, in a folder or in memory.
@@ -341,7 +355,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         )));
     }
     let libs = library::find(false)?;
-    let mut vars = args.settings.variables(&libs)?;
+    let mut vars = args.settings.variables(&libs, &own_path()?)?;
     if args.check {
         return check::report(&args.command, &libs, &vars);
     }
@@ -401,17 +415,28 @@ pub(crate) fn env(args: &EnvArgs) -> Result<()> {
         return Ok(());
     }
     let libs = library::find(true)?;
-    for (name, value) in args.settings.variables(&libs)? {
+    for (name, value) in args.settings.variables(&libs, &own_path()?)? {
         let value = value.to_string_lossy().replace('\'', r"'\''");
         iwarp_cli_common::out::line(format_args!("export {name}='{value}'"));
     }
     Ok(())
 }
 
+/// Writes command, libraries and devices into a folder, and prints the variables that use them.
+pub(crate) fn unpack(args: &UnpackArgs) -> Result<()> {
+    if fault::wants_help(&args.settings.fault) {
+        fault::print_help();
+        return Ok(());
+    }
+    unpack::run(args)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+
+    const COMMAND: &str = "/bin/iwarp";
 
     #[derive(Parser)]
     struct Run {
@@ -443,7 +468,11 @@ mod tests {
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
             preloads: library::Preloads::default(),
         };
-        let vars = run.args.settings.variables(&libs).unwrap();
+        let vars = run
+            .args
+            .settings
+            .variables(&libs, Path::new(COMMAND))
+            .unwrap();
         let get = |n: &str| {
             vars.iter()
                 .find(|v| v.0 == n)
@@ -498,7 +527,7 @@ mod tests {
             Run::parse_from(line)
                 .args
                 .settings
-                .variables(&libs)
+                .variables(&libs, Path::new(COMMAND))
                 .unwrap()
         };
         let base = set(&[]);
@@ -573,7 +602,11 @@ mod tests {
             preloads: library::Preloads::default(),
         };
         let run = with(&["seed=1;reset,nth=2", "crc;log=a.log"]).ok().unwrap();
-        let vars = run.args.settings.variables(&libs).unwrap();
+        let vars = run
+            .args
+            .settings
+            .variables(&libs, Path::new(COMMAND))
+            .unwrap();
         let fault = vars.iter().find(|v| v.0 == "IWARP_FAULT").unwrap();
         let here = std::env::current_dir().unwrap();
         let want = format!(
@@ -585,7 +618,13 @@ mod tests {
         assert!(e.contains("--fault") && e.contains("  ^\n"), "{e}");
         // Each `--fault` is valid, but not both together: the seed is given twice.
         let twice = with(&["seed=1;crc", "seed=2;crc"]).ok().unwrap();
-        assert!(twice.args.settings.variables(&libs).is_err());
+        assert!(
+            twice
+                .args
+                .settings
+                .variables(&libs, Path::new(COMMAND))
+                .is_err()
+        );
         assert!(with(&["help"]).is_ok_and(|run| fault::wants_help(&run.args.settings.fault)));
     }
 
@@ -597,6 +636,11 @@ mod tests {
             audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
             preloads: library::Preloads::default(),
         };
-        assert!(run.args.settings.variables(&libs).is_err());
+        assert!(
+            run.args
+                .settings
+                .variables(&libs, Path::new(COMMAND))
+                .is_err()
+        );
     }
 }

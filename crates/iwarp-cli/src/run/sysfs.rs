@@ -10,7 +10,7 @@
 //! has no effect on statically linked programs and direct system calls.
 
 use super::cover;
-use super::library::{check_trusted, user_dir};
+use super::library::{check_trusted, temporary_name, user_dir};
 use iwarp::{Device, Face, GidKind};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -99,13 +99,18 @@ fn copy(devices: &[Device], face: Face) -> Result<PathBuf> {
     let mut hash = DefaultHasher::new();
     format!("{devices:?} {face:?}").hash(&mut hash);
     let name = format!("devices-{:016x}", hash.finish());
-    let final_path = dir.join(&name);
-    let temporary = dir.join(format!(".{name}.{}", std::process::id()));
-    let filled =
-        fill_tree(&temporary, devices, face).and_then(|()| put_in_place(&temporary, &final_path));
-    let _ = fs::remove_dir_all(&temporary);
-    filled.context(dir.display())?;
+    let final_path = dir.join(name);
+    write(&final_path, devices, face).context(dir.display())?;
     Ok(final_path)
+}
+
+/// Writes the entries that are to be visible below `/` into the folder `to`, which is replaced
+/// atomically if it exists.
+pub(super) fn write(to: &Path, devices: &[Device], face: Face) -> io::Result<()> {
+    let temporary = temporary_name(to);
+    let filled = fill_tree(&temporary, devices, face).and_then(|()| put_in_place(&temporary, to));
+    let _ = fs::remove_dir_all(&temporary);
+    filled
 }
 
 fn fill_tree(root: &Path, devices: &[Device], face: Face) -> io::Result<()> {

@@ -1,31 +1,37 @@
 //! `iwarp stat`: shows statistics of the processes that use the library.
 //!
-//! `document` parses the answer of a process, `table` and `openmetrics` format it, and `rates`
-//! compares two answers.
+//! `query` asks the processes, and `document` parses their answers. `table` and `metrics` format
+//! them, `view` sorts and filters, and `rates` compares two answers. `watch` repeats the query, on
+//! a terminal with `screen`, and `serve` answers Prometheus.
 
 mod document;
-mod openmetrics;
+mod metrics;
+mod query;
 mod rates;
+mod screen;
+mod serve;
 mod table;
+mod view;
+mod watch;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 pub(crate) use document::{ProcessStats, QueuePair};
-use iwarp::stat::{Answer, Question};
-use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::error::{Context as _, Result};
+use iwarp_cli_common::out;
+use query::{Answers, Query};
 use rates::Previous;
 use serde_json::{Value, json};
-use std::ffi::OsString;
-use std::io::{ErrorKind, IsTerminal as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
+use view::{Column, Peers, View};
+use watch::Repeater;
 
-/// How often, and after which delay, a process is queried again if it answered before and its
-/// answer breaks off now. If it is ending, its socket closes soon; if not, it answers soon.
-const RETRIES: usize = 40;
-const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// The JSON schema of `--json`.
+const SCHEMA: &str = include_str!("schema.json");
 
 /// Arguments of `iwarp stat`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "COLUMNS:
   QP          number of the queue pair; # in front: connected by number, not by rdma_cm
   STATE       state of the queue pair, as in ibv_query_qp(3)
@@ -36,13 +42,21 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
   RETRANS     segments that TCP sent again
   RTT         TCP's round-trip time
 More lines follow if there are CRC errors, Terminates, connections that ended (with the reason),
-or Sends that wait for a receive.
+or Sends that wait for a receive. On a narrow terminal, --watch leaves columns out.
+
+KEYS (with --watch on a terminal):
+  up, down, page up, page down, home, end    scroll
+  s                                          sort by the next column
+  q, Ctrl-C                                  quit
 
 EXAMPLES:
   iwarp stat                     all processes of this user (of all users for root)
   iwarp stat 4711 --watch        one process, with rates, every second
+  iwarp stat --watch --sort sent --peer 10.0.0.0/8
+                                 the busiest connections to a network
   iwarp stat --watch=0.2 --json  a line of JSON five times a second
-  iwarp stat --openmetrics       for Prometheus, for example in a file for its textfile collector
+  iwarp stat --prometheus        a file for node_exporter's textfile collector
+  iwarp stat serve               a server for Prometheus
 
 A process can be queried as soon as it listens, connects, or creates a queue pair that is connected
 by number. Only the same user and root can query it, and only on the same machine. To query a
@@ -50,14 +64,46 @@ process in a container, run this command inside the container, or share a direct
 container: set IWARP_STAT=DIRECTORY for the process, and use --directory DIRECTORY here.
 A process with IWARP_STAT=off cannot be queried.")]
 pub(crate) struct StatArgs {
+    #[command(subcommand)]
+    command: Option<StatCommand>,
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum StatCommand {
+    /// Serve the statistics of all processes to Prometheus, by HTTP
+    Serve(serve::ServeArgs),
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
     /// Process ID [default: all processes]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
-    pid: Option<u32>,
-    /// Print JSON
-    #[arg(long, conflicts_with = "openmetrics")]
+    process: Option<u32>,
+    /// Process IDs, separated by commas
+    #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "process",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Vec<u32>,
+    /// Show only queue pairs that are connected to these peers: an address, an address and a port,
+    /// or networks, for example 10.0.0.0/8,2001:db8::/32
+    #[arg(long, value_name = "PEER")]
+    peer: Option<Peers>,
+    /// Sort the queue pairs, and the processes by their first queue pair. Numbers descend
+    #[arg(long, value_name = "COLUMN", conflicts_with = "json")]
+    sort: Option<Column>,
+    /// Print JSON; --schema describes it
+    #[arg(long)]
     json: bool,
-    /// Print OpenMetrics text
-    #[arg(long, conflicts_with = "watch")]
+    /// Print the JSON schema of --json
+    #[arg(long, exclusive = true)]
+    schema: bool,
+    /// Print Prometheus' text format
+    #[arg(long, conflicts_with_all = ["json", "watch", "peer", "sort"])]
+    prometheus: bool,
+    /// Print text that is valid both in OpenMetrics and in Prometheus' format. Counters have no
+    /// type, because the formats disagree about its name
+    #[arg(long, conflicts_with_all = ["json", "watch", "peer", "sort", "prometheus"])]
     openmetrics: bool,
     /// Repeat every SECONDS (default 1, at least 0.1) and show rates
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true,
@@ -75,216 +121,117 @@ fn interval(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Queries the processes and prints their answers.
+impl ShowArgs {
+    fn query(&self) -> Query {
+        let pids = self.process.iter().chain(&self.pid).copied().collect();
+        let set = std::env::var_os("IWARP_STAT");
+        Query::new(pids, self.directory.as_ref(), set)
+    }
+
+    fn view(&self) -> View {
+        View {
+            sort: self.sort,
+            peers: self.peer.clone(),
+        }
+    }
+}
+
+/// Queries the processes and prints their answers, or serves them.
 pub(crate) fn run(args: &StatArgs) -> Result<()> {
-    let question = question(args, std::env::var_os("IWARP_STAT"));
-    let mut previous = Previous::default();
-    let mut answered_before = false;
-    let mut retries = 0;
-    loop {
-        let answers = question.ask().context("cannot query the processes")?;
-        let (stats, silent) = separated(answers);
-        if let Some(pid) = args.pid.filter(|_| stats.is_empty()) {
-            if answered_before && retries < RETRIES && silent.iter().any(|s| !s.timed_out) {
-                retries += 1;
-                std::thread::sleep(RETRY_DELAY);
-                continue;
-            }
-            return no_answer(pid, &silent, answered_before);
-        }
-        (answered_before, retries) = (true, 0);
-        for s in &silent {
-            eprintln!("iwarp: {}", s.sentence());
-        }
-        let text = show(args, &stats, &silent, &previous)?;
-        if !print(args, &text) {
-            return Ok(());
-        }
-        let Some(pause) = args.watch else {
-            return Ok(());
-        };
-        previous = Previous::new(&stats);
-        std::thread::sleep(pause);
+    if let Some(StatCommand::Serve(args)) = &args.command {
+        return serve::run(args);
     }
-}
-
-/// Returns the query: which processes, and in which directory their sockets are.
-fn question(args: &StatArgs, set: Option<OsString>) -> Question {
-    let mut question = Question::default();
-    question.pid = args.pid;
-    question.directory = directory(args.directory.as_ref(), set);
-    question
-}
-
-/// Returns the directory of the sockets, from the option or from `IWARP_STAT`.
-fn directory(named: Option<&PathBuf>, set: Option<OsString>) -> Option<PathBuf> {
-    let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
-    named.cloned().or(set)
-}
-
-/// Queries all processes that this user may query, and omits those that do not answer.
-pub(crate) fn all_processes() -> std::io::Result<Vec<ProcessStats>> {
-    let mut question = Question::default();
-    question.directory = directory(None, std::env::var_os("IWARP_STAT"));
-    Ok(separated(question.ask()?).0)
-}
-
-/// A process that has not answered, and the reason.
-struct Silent {
-    pid: Option<u32>,
-    uid: u32,
-    /// `true` if the process did not answer in time; `false` if its answer broke off or is invalid.
-    timed_out: bool,
-    why: String,
-}
-
-impl Silent {
-    fn sentence(&self) -> String {
-        let who = match self.pid {
-            Some(pid) => format!("process {pid}"),
-            None => "a process of another container".to_owned(),
-        };
-        format!("no statistics of {who}, user {}: {}", self.uid, self.why)
+    let args = &args.show;
+    if args.schema {
+        return out::text(SCHEMA).map(drop);
     }
-}
-
-/// Separates the answers, sorted by user and process ID, from the failures.
-fn separated(answers: Vec<Answer>) -> (Vec<ProcessStats>, Vec<Silent>) {
-    let (mut stats, mut silent) = (Vec::new(), Vec::new());
-    for answer in answers {
-        let timed_out = matches!(&answer.document, Err(e) if e.kind() == ErrorKind::TimedOut);
-        let document = answer.document.map_err(|e| match timed_out {
-            true => "it is stopped, or busy with other queries".to_owned(),
-            false => e.to_string(),
-        });
-        let read = document.and_then(|text| ProcessStats::read(answer.pid, answer.uid, &text));
-        match read {
-            Ok(one) => stats.push(one),
-            Err(why) => silent.push(Silent {
-                pid: answer.pid,
-                uid: answer.uid,
-                timed_out,
-                // The reason may contain text from the process.
-                why: table::escaped(&why, 200),
-            }),
-        }
-    }
-    stats.sort_by_key(|one| (one.uid, one.pid));
-    (stats, silent)
-}
-
-/// Returns the outcome if process `pid` did not answer. If it answered before and its socket is
-/// closed now, it has ended, which is no error. Its process ID may still exist: the process may be
-/// a zombie, or may have executed another program.
-fn no_answer(pid: u32, silent: &[Silent], answered_before: bool) -> Result<()> {
-    if let Some(silent) = silent.first() {
-        return Err(Error::failed(silent.sentence()));
-    }
-    if answered_before {
-        return Ok(());
-    }
-    if !Path::new("/proc").join(pid.to_string()).exists() {
-        return Err(Error::failed(format!("there is no process {pid}")));
-    }
-    Err(Error::failed(format!(
-        "process {pid} cannot be queried: it does not use iwarp (yet), has IWARP_STAT=off, belongs \
-         to another user, or has a private /tmp (if it is in a container, run `iwarp stat` there)"
-    )))
-}
-
-fn show(
-    args: &StatArgs,
-    stats: &[ProcessStats],
-    silent: &[Silent],
-    previous: &Previous,
-) -> Result<String> {
-    if args.openmetrics {
-        return Ok(openmetrics::text(stats));
-    }
+    let mut repeater = Repeater::new(args.query());
+    let Some(pause) = args.watch else {
+        return once(args, &mut repeater);
+    };
     if args.json {
-        let value = as_json(stats, silent);
-        // With --watch, print one document per line, so that a program can read them one by one.
-        let text = match args.watch {
-            Some(_) => serde_json::to_string(&value),
-            None => serde_json::to_string_pretty(&value),
-        };
-        return Ok(text.context("JSON")? + "\n");
+        return watch::lines(repeater, pause, |answers, _| {
+            let document = serde_json::to_string(&as_json(answers, args)).context("JSON")?;
+            Ok(document + "\n")
+        });
     }
-    if stats.is_empty() {
-        return Ok("no process that uses iwarp\n".to_owned());
+    if let Some(screen) = screen::Screen::open()? {
+        return watch::screen(screen, repeater, pause, args.view());
     }
-    Ok(table::table(stats, previous))
+    watch::lines(repeater, pause, |answers, previous| {
+        Ok("--\n".to_owned() + &as_table(answers, previous, &args.view()))
+    })
 }
 
-fn as_json(stats: &[ProcessStats], silent: &[Silent]) -> Value {
-    let stats: Vec<_> = stats
+/// Prints the answers to one query.
+fn once(args: &ShowArgs, repeater: &mut Repeater) -> Result<()> {
+    let Some(answers) = repeater.next()? else {
+        return Ok(());
+    };
+    for silent in &answers.silent {
+        eprintln!("iwarp: {}", silent.sentence());
+    }
+    let metrics = |format| {
+        let options = metrics::Options {
+            format,
+            queue_pairs: usize::MAX,
+        };
+        metrics::text(&answers.stats, answers.silent.len(), options)
+    };
+    let text = if args.openmetrics {
+        metrics(metrics::Format::Both)
+    } else if args.prometheus {
+        metrics(metrics::Format::Prometheus)
+    } else if args.json {
+        serde_json::to_string_pretty(&as_json(&answers, args)).context("JSON")? + "\n"
+    } else {
+        as_table(&answers, &Previous::default(), &args.view())
+    };
+    out::text(&text).map(drop)
+}
+
+fn as_table(answers: &Answers, previous: &Previous, view: &View) -> String {
+    let table = table::table(&answers.stats, previous, view, None);
+    match (table.is_empty(), answers.stats.is_empty()) {
+        (false, _) => table,
+        (true, true) => "no process that uses iwarp\n".to_owned(),
+        (true, false) => "no queue pair is connected to such a peer\n".to_owned(),
+    }
+}
+
+/// Returns the document of `--json`. Its form is in `schema.json`.
+fn as_json(answers: &Answers, args: &ShowArgs) -> Value {
+    let processes: Vec<_> = answers
+        .stats
         .iter()
-        .map(|one| json!({ "pid": one.pid, "uid": one.uid, "statistics": one.raw }))
+        .map(|one| {
+            let mut statistics = one.raw.clone();
+            if let (Some(peers), Some(queue_pairs)) =
+                (&args.peer, statistics["queue_pairs"].as_array_mut())
+            {
+                let peer = |qp: &Value| qp["connection"]["peer"].as_str().map(str::to_owned);
+                queue_pairs.retain(|qp| peer(qp).is_some_and(|peer| peers.contain(&peer)));
+            }
+            json!({ "pid": one.pid, "uid": one.uid, "statistics": statistics })
+        })
         .collect();
-    let silent: Vec<_> = silent
+    let silent: Vec<_> = answers
+        .silent
         .iter()
         .map(|one| json!({ "pid": one.pid, "uid": one.uid, "why": one.why }))
         .collect();
-    json!({ "format": document::FORMAT, "processes": stats, "silent": silent })
+    json!({ "format": document::FORMAT, "processes": processes, "silent": silent })
 }
 
-/// Prints a table or a document. Returns `false` if stdout has been closed.
-fn print(args: &StatArgs, text: &str) -> bool {
-    let mut out = std::io::stdout().lock();
-    let mut all = String::new();
-    if args.watch.is_some() && !args.json {
-        if out.is_terminal() {
-            // Home the cursor and clear the screen, so that the next table replaces the last one.
-            all.push_str("\x1b[H\x1b[2J");
-        } else {
-            all.push_str("--\n");
-        }
-    }
-    all.push_str(text);
-    out.write_all(all.as_bytes())
-        .and_then(|()| out.flush())
-        .is_ok()
+/// Queries all processes that this user may query, and omits those that do not answer.
+pub(crate) fn all_processes() -> Result<Vec<ProcessStats>> {
+    let query = Query::new(Vec::new(), None, std::env::var_os("IWARP_STAT"));
+    Ok(query.ask()?.stats)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Wrap {
-        #[command(flatten)]
-        args: StatArgs,
-    }
-
-    /// Each option with each value of `IWARP_STAT`.
-    #[test]
-    fn directory_option_wins_over_environment() {
-        for (options, set, directory, pid) in [
-            (&[][..], None, None, None),
-            (&[], Some("on"), None, None),
-            (&[], Some("off"), None, None),
-            (&[], Some("relative/folder"), None, None),
-            (&[], Some("/env"), Some("/env"), None),
-            (&["7"], Some("/env"), Some("/env"), Some(7)),
-            (&["--directory", "/arg"], None, Some("/arg"), None),
-            (&["--directory", "/arg"], Some("/env"), Some("/arg"), None),
-            (
-                &["--directory", "arg", "7"],
-                Some("off"),
-                Some("arg"),
-                Some(7),
-            ),
-        ] {
-            let wrap = Wrap::parse_from([&["stat"], options].concat());
-            let question = question(&wrap.args, set.map(Into::into));
-            assert_eq!(
-                (question.directory, question.pid),
-                (directory.map(Into::into), pid),
-                "{options:?} {set:?}"
-            );
-        }
-    }
 
     #[test]
     fn intervals_are_validated() {

@@ -1,8 +1,9 @@
-//! Formats the statistics as a table of at most 100 columns, unless a name or an address is longer
-//! than usual.
+//! Formats the statistics as a table. In a file or pipe, it has at most 100 columns, unless a name
+//! or an address is longer than usual. On a terminal, it is as wide as the terminal.
 
 use super::document::{Counters, Device, Document, ProcessStats, QueuePair, counter};
 use super::rates::{Previous, Rates};
+use super::view::{Row, View};
 use iwarp_cli_common::text::visible;
 use iwarp_cli_common::units::{digits3, rate};
 use std::fmt::Write as _;
@@ -44,21 +45,47 @@ fn duration(ns: u64) -> String {
     }
 }
 
-pub(super) fn table(stats: &[ProcessStats], previous: &Previous) -> String {
+/// Returns the table. With `width`, no line is longer, and less important columns are left out if
+/// they do not fit.
+pub(super) fn table(
+    stats: &[ProcessStats],
+    previous: &Previous,
+    view: &View,
+    width: Option<usize>,
+) -> String {
     let mut out = String::new();
-    for (at, one) in stats.iter().enumerate() {
+    for (at, group) in view.groups(stats, previous).iter().enumerate() {
         if at > 0 {
             out.push('\n');
         }
-        process(&mut out, one);
-        devices(&mut out, &one.document.devices);
-        queue_pairs(&mut out, one, previous);
-        problems(&mut out, &one.document);
+        process(&mut out, group.stats, width.unwrap_or(COLUMNS));
+        devices(&mut out, &group.stats.document.devices);
+        queue_pairs(&mut out, &group.rows, previous.is_some(), width);
+        problems(&mut out, &group.stats.document, &group.rows);
+    }
+    match width {
+        Some(width) => truncated(&out, width),
+        None => out,
+    }
+}
+
+/// Truncates each line to `width` characters, with an ellipsis.
+pub(super) fn truncated(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    for line in text.lines() {
+        match line.char_indices().nth(width) {
+            Some(_) => {
+                out.extend(line.chars().take(width.saturating_sub(1)));
+                out.push('…');
+            }
+            None => out.push_str(line),
+        }
+        out.push('\n');
     }
     out
 }
 
-fn process(out: &mut String, stats: &ProcessStats) {
+fn process(out: &mut String, stats: &ProcessStats, columns: usize) {
     let p = &stats.document.process;
     let head = format!(
         "process {}, user {}, for {}, iwarp {}: ",
@@ -67,7 +94,7 @@ fn process(out: &mut String, stats: &ProcessStats) {
         duration(p.age_ns),
         escaped(&p.version, 20),
     );
-    let width = COLUMNS.saturating_sub(head.chars().count() + 1);
+    let width = columns.saturating_sub(head.chars().count() + 1);
     let _ = writeln!(out, "{head}{}", escaped(&p.command, width));
     if stats.document.devices.is_empty() {
         out.push_str("  no device is open\n");
@@ -92,29 +119,29 @@ fn devices(out: &mut String, all: &[Device]) {
     }
 }
 
-/// The columns of the queue pairs: heading, and `true` for numbers, which are right-aligned.
-const HEADS: [(&str, bool); 9] = [
-    ("QP", true),
-    ("STATE", false),
-    ("PEER", false),
-    ("SENT", true),
-    ("RECEIVED", true),
-    ("OUT", true),
-    ("IN", true),
-    ("RETRANS", true),
-    ("RTT", true),
+/// The columns of the queue pairs: heading; `true` for numbers, which are right-aligned; and how
+/// important the column is. The less important ones are left out on a narrow terminal.
+const HEADS: [(&str, bool, u8); 9] = [
+    ("QP", true, 9),
+    ("STATE", false, 6),
+    ("PEER", false, 9),
+    ("SENT", true, 8),
+    ("RECEIVED", true, 7),
+    ("OUT", true, 4),
+    ("IN", true, 3),
+    ("RETRANS", true, 5),
+    ("RTT", true, 2),
 ];
 
-fn queue_pairs(out: &mut String, stats: &ProcessStats, previous: &Previous) {
-    let all = &stats.document.queue_pairs;
+fn queue_pairs(out: &mut String, all: &[Row<'_>], rates: bool, width: Option<usize>) {
     if all.is_empty() {
         return;
     }
-    let mut rows = vec![HEADS.map(|(head, _)| head.to_owned())];
-    for qp in all {
-        rows.push(cells(qp, previous.rates(stats, qp)));
+    let mut rows = vec![HEADS.map(|(head, ..)| head.to_owned())];
+    for row in all {
+        rows.push(cells(row.qp, row.rates));
     }
-    if previous.is_some() {
+    if rates {
         rows[0][3] = "SENDING".to_owned();
         rows[0][4] = "RECEIVING".to_owned();
     }
@@ -124,16 +151,28 @@ fn queue_pairs(out: &mut String, stats: &ProcessStats, previous: &Previous) {
             *width = cell.chars().count().max(*width);
         }
     }
+    let least = width.map_or(0, |width| least_importance(&widths, width));
     for row in &rows {
         let mut line = String::from(" ");
-        for ((cell, width), (_, right)) in row.iter().zip(widths).zip(HEADS) {
+        for ((cell, width), (_, right, importance)) in row.iter().zip(widths).zip(HEADS) {
             let _ = match right {
+                _ if importance < least => Ok(()),
                 true => write!(line, " {cell:>width$} "),
                 false => write!(line, " {cell:<width$} "),
             };
         }
         let _ = writeln!(out, "{}", line.trim_end());
     }
+}
+
+/// Returns the importance that a column needs, so that all columns fit into `width`.
+fn least_importance(widths: &[usize; HEADS.len()], width: usize) -> u8 {
+    let fits = |least: u8| {
+        let shown = widths.iter().zip(HEADS).filter(|(_, head)| head.2 >= least);
+        // A line begins with a space, each cell has one on both sides, and the last is trimmed.
+        shown.map(|(width, _)| width + 2).sum::<usize>() <= width
+    };
+    (0..=9).find(|least| fits(*least)).unwrap_or(9)
 }
 
 fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
@@ -160,8 +199,8 @@ fn cells(qp: &QueuePair, rates: Option<Rates>) -> [String; HEADS.len()] {
     ]
 }
 
-/// Writes a line for each queue pair or device that had errors.
-fn problems(out: &mut String, document: &Document) {
+/// Writes a line for each shown queue pair, and for each device, that had errors.
+fn problems(out: &mut String, document: &Document, shown: &[Row<'_>]) {
     let mut write = |name: &str, counters: &Counters, mut parts: Vec<String>| {
         for (counter_name, what) in [
             ("crc_errors", "CRC errors"),
@@ -179,7 +218,7 @@ fn problems(out: &mut String, document: &Document) {
             let _ = writeln!(out, "  {name}: {part}");
         }
     };
-    for qp in &document.queue_pairs {
+    for Row { qp, .. } in shown {
         let mut parts = Vec::new();
         if let Some(end) = &qp.end {
             parts.push(format!("ended: {}", escaped(end, 72)));
@@ -244,7 +283,7 @@ mod tests {
 
     #[test]
     fn table_is_narrow_and_complete() {
-        let text = table(&[stats()], &Previous::default());
+        let text = table(&[stats()], &Previous::default(), &View::default(), None);
         for line in text.lines() {
             assert!(line.chars().count() <= COLUMNS, "{line}");
         }
@@ -267,9 +306,45 @@ mod tests {
         }
     }
 
+    /// On a narrow terminal, the number, the peer and the rates are shown longest.
+    #[test]
+    fn narrow_terminal_has_fewer_columns() {
+        for (width, shown) in [
+            (
+                200,
+                &[
+                    "QP", "STATE", "PEER", "SENT", "RECEIVED", "OUT", "IN", "RETRANS", "RTT",
+                ][..],
+            ),
+            (
+                80,
+                &["QP", "STATE", "PEER", "SENT", "RECEIVED", "OUT", "RETRANS"],
+            ),
+            (60, &["QP", "PEER", "SENT", "RECEIVED"]),
+            (40, &["QP", "PEER"]),
+            (5, &["QP…"]),
+        ] {
+            let text = table(
+                &[stats()],
+                &Previous::default(),
+                &View::default(),
+                Some(width),
+            );
+            let heads = text.lines().find(|l| l.contains("QP")).unwrap();
+            assert_eq!(
+                heads.split_whitespace().collect::<Vec<_>>(),
+                shown,
+                "{text}"
+            );
+            for line in text.lines() {
+                assert!(line.chars().count() <= width, "{width}: {line}");
+            }
+        }
+    }
+
     #[test]
     fn untrusted_text_is_escaped() {
-        let text = table(&[stats()], &Previous::default());
+        let text = table(&[stats()], &Previous::default(), &View::default(), None);
         assert!(
             text.chars().all(|c| c == '\n' || !c.is_control()),
             "{text:?}"
@@ -292,7 +367,7 @@ mod tests {
         let text = json!({"format": 1, "devices": [device(0, 20), device(1, 9), device(2, 4)],
             "queue_pairs": [qp(0, 1, 2), qp(1, 1, 3), qp(0, 2, 5), qp(1, 2, 6)]});
         let stats = ProcessStats::read(Some(1), 0, text.to_string().as_bytes()).unwrap();
-        let text = table(&[stats], &Previous::default());
+        let text = table(&[stats], &Previous::default(), &View::default(), None);
         let destroyed: Vec<_> = text.lines().filter(|l| l.contains("destroyed")).collect();
         assert_eq!(
             destroyed,

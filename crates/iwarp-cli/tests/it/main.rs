@@ -14,5 +14,8 @@ mod perf;
 mod ping;
 mod run;
 mod stat;
+mod stat_serve;
+mod stat_watch;
 mod sysfs;
 mod tshark;
+mod unpack;

@@ -252,3 +252,99 @@ fn rates_are_since_last_answer() {
     assert_eq!(sent.len(), 3, "{shown}");
     assert_eq!(sent[1..], ["8.00kB/s", "500B/s"], "{shown}");
 }
+
+/// Returns where `value` differs from a JSON schema, or has members that the schema lacks. Supports
+/// the keywords that our schema uses.
+fn mismatch(root: &Value, schema: &Value, value: &Value, at: &str) -> Option<String> {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let name = reference.strip_prefix("#/$defs/").unwrap();
+        return mismatch(root, &root["$defs"][name], value, at);
+    }
+    if let Some(options) = schema["anyOf"].as_array() {
+        let mut tried = options.iter().map(|o| mismatch(root, o, value, at));
+        let found = tried.find(Option::is_none);
+        return found.map_or_else(|| Some(format!("{at}: no alternative")), |_| None);
+    }
+    let wrong = || Some(format!("{at}: {value} and {schema}"));
+    if let Some(values) = schema["enum"].as_array() {
+        return if values.contains(value) {
+            None
+        } else {
+            wrong()
+        };
+    }
+    if let Some(one) = schema.get("const") {
+        return if one == value { None } else { wrong() };
+    }
+    let kind = match value {
+        Value::Null => "null",
+        Value::String(_) => "string",
+        Value::Number(n) if n.is_u64() => "integer",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+        _ => "unexpected",
+    };
+    let types = &schema["type"];
+    if types != kind
+        && !types
+            .as_array()
+            .is_some_and(|all| all.iter().any(|t| t == kind))
+    {
+        return wrong();
+    }
+    if let Some(items) = value.as_array() {
+        let mut items = items.iter().enumerate();
+        return items.find_map(|(i, v)| mismatch(root, &schema["items"], v, &format!("{at}/{i}")));
+    }
+    let members = value.as_object()?;
+    let properties = schema["properties"].as_object().unwrap();
+    let mut required = schema["required"].as_array().unwrap().iter();
+    if let Some(missing) = required.find(|name| !members.contains_key(name.as_str().unwrap())) {
+        return Some(format!("{at}: {missing} is missing"));
+    }
+    members
+        .iter()
+        .find_map(|(name, value)| match properties.get(name) {
+            Some(schema) => mismatch(root, schema, value, &format!("{at}/{name}")),
+            None => Some(format!("{at}/{name}: not documented")),
+        })
+}
+
+/// Each member of the document is documented, with its type.
+#[test]
+fn json_obeys_its_schema() {
+    let (_running, port, pid) = server();
+    let mut client = iwarp(&["ping", "127.0.0.1", "-p", &port.to_string()]);
+    let _client = Running(client.stdout(Stdio::null()).spawn().unwrap());
+    let schema: Value = serde_json::from_str(&succeed(&["stat", "--schema"])).unwrap();
+    let begin = Instant::now();
+    let mut document = loop {
+        let document: Value = serde_json::from_str(&succeed(&["stat", &pid, "--json"])).unwrap();
+        let statistics = &document["processes"][0]["statistics"];
+        if statistics["queue_pairs"][0]["connection"].is_object() {
+            break document;
+        }
+        assert!(begin.elapsed() < LIMIT, "{document}");
+    };
+    assert_eq!(mismatch(&schema, &schema, &document, ""), None);
+
+    // A process that does not answer is in the document, too.
+    let scratch = Scratch::new();
+    let (pid, dir) = answer_with(&scratch, &[r#"{"format":99}"#]);
+    let silent = run(&["stat", "--directory", &dir, "--json"]);
+    let silent: Value = serde_json::from_slice(&silent.stdout).unwrap();
+    assert_eq!(silent["silent"][0]["pid"].to_string(), pid, "{silent}");
+    assert_eq!(mismatch(&schema, &schema, &silent, ""), None);
+
+    // The check itself finds what it should.
+    let queue_pair = &mut document["processes"][0]["statistics"]["queue_pairs"][0];
+    queue_pair["state"] = "BUSY".into();
+    assert!(mismatch(&schema, &schema, &document, "").is_some());
+    document["new"] = 1.into();
+    document["processes"] = Value::Array(Vec::new());
+    assert!(
+        mismatch(&schema, &schema, &document, "")
+            .unwrap()
+            .contains("/new")
+    );
+}

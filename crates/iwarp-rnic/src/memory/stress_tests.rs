@@ -42,6 +42,74 @@ impl Drop for Stop<'_> {
     }
 }
 
+/// What the readers and the owner share.
+struct Shared {
+    table: MemoryTable,
+    stag: Stag,
+    /// Address of the registered bytes.
+    base: u64,
+    stop: AtomicBool,
+    /// Accesses that succeeded.
+    seen: AtomicU64,
+}
+
+impl Shared {
+    /// Checks accesses to the `i`-th registration, which may be valid or not.
+    fn read(&self, i: u64) {
+        let table = &self.table;
+        let wr = registration(self.stag, i);
+        let (key, len) = (wr.new_stag, wr.len as u32);
+        // Accesses beyond the registration are always refused.
+        for (to, len) in [(wr.iova, len + 1), (wr.iova - 1, len), (wr.iova + 1, len)] {
+            let beyond = table.check(key, to, len, Access::empty(), ACCESSOR);
+            assert!(beyond.is_err());
+        }
+        let write = Access::REMOTE_WRITE;
+        if !wr.access.contains(write) {
+            assert!(table.check(key, wr.iova, len, write, ACCESSOR).is_err());
+        }
+        if let Some(info) = table.info(self.stag).filter(|info| info.valid) {
+            let now = registration(self.stag, u64::from(info.stag.key()));
+            assert_eq!(
+                (info.iova, info.len, info.access),
+                (now.iova, now.len, now.access)
+            );
+        }
+        let Ok(held) = table.check(key, wr.iova, len, Access::empty(), ACCESSOR) else {
+            return;
+        };
+        let at: Vec<_> = held.span().fragments().collect();
+        assert_eq!(at[0].as_ptr().addr() as u64, self.base + wr.offset);
+        // While the access lasts, the owner does not write to the memory.
+        let mut copy = [1u8; 128];
+        for _ in 0..3 {
+            assert!(held.span().read(&mut copy[..len as usize]));
+            assert!(copy[..len as usize].iter().all(|octet| *octet == 0));
+        }
+        self.seen.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Registers and invalidates the `i`-th registration, and then writes to its memory.
+    fn replace(&self, i: u64, yields: bool) {
+        let wr = registration(self.stag, i);
+        self.table.fast_register(&wr, ACCESSOR.pd).unwrap();
+        if yields {
+            thread::yield_now();
+        }
+        let complete = self.table.invalidate(wr.new_stag, ACCESSOR, false).unwrap();
+        if !complete {
+            while !self.table.is_unused(wr.new_stag) {
+                thread::yield_now();
+            }
+        }
+        let at: *mut u8 = core::ptr::with_exposed_provenance_mut((self.base + wr.offset) as usize);
+        for fill in [0xee, 0] {
+            // SAFETY: nobody else uses the memory now, and no reference to it exists.
+            unsafe { core::ptr::write_bytes(at, fill, wr.len as usize) };
+        }
+    }
+}
+
 #[test]
 fn accesses_are_ordered_with_registrations() {
     let octets = vec![0u64; (REGISTRATIONS * STRIDE / 8) as usize];
@@ -52,78 +120,36 @@ fn accesses_are_ordered_with_registrations() {
     let stag = table
         .allocate_fast(range, ACCESSOR.pd, 0x1234_5600)
         .unwrap();
-    let table = &table;
-    let stop = &AtomicBool::new(false);
-    let seen = &AtomicU64::new(0);
+    let shared = &Shared {
+        table,
+        stag,
+        base,
+        stop: AtomicBool::new(false),
+        seen: AtomicU64::new(0),
+    };
     thread::scope(|scope| {
         let readers = [0, 1].map(|reader| {
             scope.spawn(move || {
                 let mut i = reader;
-                while !stop.load(Ordering::Relaxed) {
+                while !shared.stop.load(Ordering::Relaxed) {
                     i = (i + 1) % REGISTRATIONS;
-                    let wr = registration(stag, i);
-                    let (key, len) = (wr.new_stag, wr.len as u32);
-                    // Accesses beyond the registration are always refused.
-                    for (to, len) in [(wr.iova, len + 1), (wr.iova - 1, len), (wr.iova + 1, len)] {
-                        assert!(
-                            table
-                                .check(key, to, len, Access::empty(), ACCESSOR)
-                                .is_err()
-                        );
-                    }
-                    let write = Access::REMOTE_WRITE;
-                    if !wr.access.contains(write) {
-                        assert!(table.check(key, wr.iova, len, write, ACCESSOR).is_err());
-                    }
-                    if let Some(info) = table.info(stag).filter(|info| info.valid) {
-                        let now = registration(stag, u64::from(info.stag.key()));
-                        assert_eq!(
-                            (info.iova, info.len, info.access),
-                            (now.iova, now.len, now.access)
-                        );
-                    }
-                    let Ok(held) = table.check(key, wr.iova, len, Access::empty(), ACCESSOR) else {
-                        continue;
-                    };
-                    let at: Vec<_> = held.span().fragments().collect();
-                    assert_eq!(at[0].as_ptr().addr() as u64, base + wr.offset);
-                    // While the access lasts, the owner does not write to the memory.
-                    let mut copy = [1u8; 128];
-                    for _ in 0..3 {
-                        assert!(held.span().read(&mut copy[..len as usize]));
-                        assert!(copy[..len as usize].iter().all(|octet| *octet == 0));
-                    }
-                    seen.fetch_add(1, Ordering::Relaxed);
+                    shared.read(i);
                 }
             })
         });
-        let _stop = Stop(stop);
+        let _stop = Stop(&shared.stop);
         let mut rounds = 0u64;
-        while rounds < 3_000 || (seen.load(Ordering::Relaxed) < 2_000 && rounds < 3_000_000) {
+        while rounds < 3_000 || (shared.seen.load(Ordering::Relaxed) < 2_000 && rounds < 3_000_000)
+        {
             rounds += 1;
             if readers.iter().any(|reader| reader.is_finished()) {
                 // A reader has failed, and has printed why.
                 break;
             }
-            let wr = registration(stag, rounds % REGISTRATIONS);
-            table.fast_register(&wr, ACCESSOR.pd).unwrap();
-            if rounds.is_multiple_of(3) {
-                thread::yield_now();
-            }
-            let complete = table.invalidate(wr.new_stag, ACCESSOR, false).unwrap();
-            if !complete {
-                while !table.is_unused(wr.new_stag) {
-                    thread::yield_now();
-                }
-            }
-            let at: *mut u8 = core::ptr::with_exposed_provenance_mut((base + wr.offset) as usize);
-            for fill in [0xee, 0] {
-                // SAFETY: nobody else uses the memory now, and no reference to it exists.
-                unsafe { core::ptr::write_bytes(at, fill, wr.len as usize) };
-            }
+            shared.replace(rounds % REGISTRATIONS, rounds.is_multiple_of(3));
         }
     });
-    assert!(seen.load(Ordering::Relaxed) > 0);
+    assert!(shared.seen.load(Ordering::Relaxed) > 0);
 }
 
 /// Eight aligned octets may be an Atomic Write, so their store must be atomic.

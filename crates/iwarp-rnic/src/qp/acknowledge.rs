@@ -15,8 +15,8 @@
 
 use super::by_number::Rnr;
 use super::farewell::Parting;
+use super::fpdu::Wire;
 use super::plan::TxPlan;
-use super::segment::Wire;
 use super::send_queue::Awaited;
 use super::send_queue::Slot;
 use super::tx::{Job, Stage};

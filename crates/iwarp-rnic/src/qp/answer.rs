@@ -1,11 +1,12 @@
 //! Responses to the peer: RDMA Read Responses and atomic responses (RFC 5040 section 5.2, RFC 7306
 //! section 5).
 
+use super::fpdu::{Out, Wire};
 use super::headers::response_header;
 use super::message::has_room_for_control;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
-use super::segment::{Out, Source, Wire, next_segment};
+use super::segment::{Source, next_segment};
 use super::tx::Job;
 use super::{Host, QueuePair};
 use crate::Sge;

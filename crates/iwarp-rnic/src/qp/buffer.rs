@@ -87,6 +87,18 @@ impl RxBuffer {
         self.end.wrapping_sub(self.start)
     }
 
+    /// Returns the octets of the partial FPDU, for a driver that keeps them elsewhere.
+    pub fn contents(&self) -> &[u8] {
+        self.octets()
+    }
+
+    /// Puts octets that [`contents`](Self::contents) has returned into an empty buffer. Returns
+    /// `false` if the buffer is not empty or the octets do not fit.
+    #[must_use]
+    pub fn restore(&mut self, octets: &[u8]) -> bool {
+        self.is_empty() && self.keep(octets) == octets.len()
+    }
+
     /// Discards the contents.
     pub const fn clear(&mut self) {
         self.start = 0;
@@ -298,6 +310,18 @@ mod tests {
                 assert_eq!(buffer.octets(), expected);
             }
         }
+    }
+
+    #[test]
+    fn contents_move_between_buffers() {
+        let (mut from, mut to) = (RxBuffer::new().unwrap(), RxBuffer::with(NONE).unwrap());
+        assert_eq!(from.keep(&[7; 900]), 900);
+        from.consume(100);
+        assert!(to.restore(from.contents()));
+        assert_eq!(to.contents(), [7; 800]);
+        assert!(!to.restore(&[8]), "the buffer is not empty");
+        to.clear();
+        assert!(!to.restore(&std::vec![9; to.staging + 1]), "too many");
     }
 
     /// A long FPDU takes up most of the staging and begins near its front.

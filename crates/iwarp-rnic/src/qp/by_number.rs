@@ -19,9 +19,9 @@
 
 use super::acknowledge::{Examined, Search};
 use super::admit::Refusal;
+use super::fpdu::{Out, Wire};
 use super::headers::empty_write_header;
 use super::plan::TxPlan;
-use super::segment::{Out, Wire};
 use super::send_queue::Slot;
 use super::{Host, QueuePair, ReceiverNotReady, State};
 use crate::WcStatus;

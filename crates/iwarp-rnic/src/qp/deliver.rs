@@ -2,17 +2,14 @@
 //! of a message is delivered (RFC 5040 section 5, RFC 7306 sections 5 and 6).
 
 use super::admit::Refusal;
-use super::fault::RxFault;
 use super::headers::EMPTY_MESSAGE_STAG;
 use super::life::Heard;
 use super::place::Target;
-use super::rx::{Invalidating, Step};
-use super::send_queue::Awaited;
-use super::{Direction, Env, Events, Host, QueuePair};
+use super::rx::Step;
+use super::{Env, Events, Host, QueuePair};
 use crate::tally::Counted;
-use crate::{Cqe, Sge, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{
-    Header, HeaderError, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
+    Header, HeaderError, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
 };
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
@@ -178,14 +175,6 @@ impl QueuePair {
         self.receive_send(ulpdu, env)
     }
 
-    #[inline(never)]
-    fn receive_read_response<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
-        match self.read_response(ulpdu, env) {
-            Ok(step) => step,
-            Err(refusal) => self.refuse_segment(refusal, ulpdu, env.host),
-        }
-    }
-
     /// Refuses a segment, which ends the stream.
     #[cold]
     #[inline(never)]
@@ -238,21 +227,7 @@ impl QueuePair {
     }
 
     #[inline(always)]
-    fn read_response<H: Host>(
-        &mut self,
-        ulpdu: &[u8],
-        env: &mut Env<'_, H>,
-    ) -> Result<Step, Refusal> {
-        let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
-        let payload = ulpdu.get(TAGGED_HEADER_LEN..).unwrap_or(&[]);
-        let len = payload.len() as u32;
-        let target = self.admit_read_response(h, len)?;
-        self.place(target, payload, env)?;
-        Ok(self.finish_read_response(h, len, env))
-    }
-
-    #[inline(always)]
-    fn place<H: Host>(
+    pub(super) fn place<H: Host>(
         &self,
         target: Target,
         payload: &[u8],
@@ -290,28 +265,6 @@ impl QueuePair {
         self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
     }
 
-    #[inline(always)]
-    pub(super) fn take_receive<H: Host>(&mut self, host: &mut H) -> bool {
-        self.rx.receiving = if !host.receiver_ready() {
-            false
-        } else if self.config.shared_receive {
-            // A receive that an earlier message did not need, or the next posted one.
-            core::mem::take(&mut self.tagged.spare)
-                || host.take_shared_receive(&mut self.rx.receive)
-        } else {
-            self.rq.take(&mut self.rx.receive)
-        };
-        self.rx.receiving
-    }
-
-    /// Ends the stream as required by RFC 5041 section 7.1, because a Send was held for the longest
-    /// time that the policy allows.
-    pub(super) fn hold_timed_out<H: Host>(&mut self, host: &mut H) {
-        if let Some(missed) = self.rx.missed {
-            self.fail_stream(&RxFault::no_buffer(&missed), host);
-        }
-    }
-
     /// Completes a segment that was read directly to its destination.
     pub(super) fn finish_direct<H: Host>(
         &mut self,
@@ -332,34 +285,8 @@ impl QueuePair {
     }
 
     #[inline(always)]
-    const fn count_payload(&mut self, payload: u32) {
+    pub(super) const fn count_payload(&mut self, payload: u32) {
         self.counters.rx_payload = self.counters.rx_payload.wrapping_add(payload as u64);
-    }
-
-    //= rfc5041 section 4.2
-    //# At the Data Sink, DDP MUST provide the RsvdULP field to the ULP when the DDP
-    //# Message is delivered.
-    //= rfc5041 section 4.2
-    //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
-    //# is delivered.
-    /// Completes a placed segment of the response to the oldest request.
-    #[inline]
-    fn finish_read_response<H: Host>(
-        &mut self,
-        h: TaggedHeader,
-        payload: u32,
-        env: &mut Env<'_, H>,
-    ) -> Step {
-        self.count_payload(payload);
-        if self.rx.rtr_response_due {
-            self.rx.rtr_response_due = false;
-            self.count_message();
-        } else if h.last {
-            return self.finish_response(env);
-        } else if let Some(awaited) = self.sq.awaited.front_mut() {
-            awaited.received = awaited.received.saturating_add(payload);
-        }
-        Step::Next
     }
 
     #[inline(always)]
@@ -430,261 +357,5 @@ impl QueuePair {
         //# At the Data Sink, DDP MUST Deliver a DDP Message if and only if all of
         //# the following are true:
         self.deliver_send(h, payload, env)
-    }
-
-    /// Completes the oldest request that awaits a response.
-    pub(super) fn finish_response<H: Host>(&mut self, env: &mut Env<'_, H>) -> Step {
-        let Some(awaited) = self.sq.awaited.pop() else {
-            return Step::Next;
-        };
-        self.count_message();
-        if awaited.invalidates | awaited.internal {
-            return self.finish_special_response(&awaited, env);
-        }
-        self.complete_answered(&awaited, env.host);
-        Step::Next
-    }
-
-    #[inline]
-    fn complete_answered<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
-        //= rfc5040 section 5.2.2
-        //# The RDMAP layer MUST Deliver the RDMA Read Response Message to the ULP.
-        //= rfc5040 section 5.5
-        //# RDMA Read Response Messages MUST be Delivered to the ULP at the Remote
-        //# Peer after they are Delivered to RDMAP by DDP and in the order that the
-        //# they were Delivered to RDMAP.
-        //= rfc5040 section 5.5
-        //# An RDMA Read operation MUST NOT be Completed at the Local Peer until the
-        //# DDP layer Delivers the associated incoming RDMA Read Response Message.
-        //= rfc5040 section 5.5
-        //# This simplifies Local Peer Completion processing for RDMA Reads in that
-        //# a Delivered RDMA Read Response MUST be sufficient to Complete the RDMA
-        //# Read operation.
-        if self.acknowledge.enabled {
-            self.acknowledged(awaited, host);
-        } else {
-            self.complete_request(awaited.seq, host);
-        }
-        // A draining send queue may have waited for this response.
-        self.note_drained();
-    }
-
-    /// Like [`finish_response`](Self::finish_response), for a Read with Invalidate or an internal
-    /// Read.
-    #[cold]
-    #[inline(never)]
-    fn finish_special_response<H: Host>(
-        &mut self,
-        awaited: &Awaited,
-        env: &mut Env<'_, H>,
-    ) -> Step {
-        if awaited.invalidates {
-            return self.finish_invalidating_read(awaited, env);
-        }
-        self.finish_internal_read(awaited, env.host);
-        self.complete_answered(awaited, env.host);
-        Step::Next
-    }
-
-    /// Invalidates the STag of a Read's sink and completes the Read. If the memory is in use, the
-    /// Read completes later.
-    #[cold]
-    #[inline(never)]
-    fn finish_invalidating_read<H: Host>(
-        &mut self,
-        awaited: &Awaited,
-        env: &mut Env<'_, H>,
-    ) -> Step {
-        // A Read with Invalidate has one element.
-        let sink = self.sq.first_sge_of(awaited.seq).map_or(Stag(0), Sge::stag);
-        match env.memory.invalidate(sink, self.accessor(), false) {
-            Ok(true) => {
-                self.complete_answered(awaited, env.host);
-                Step::Next
-            }
-            Ok(false) => {
-                self.rx.invalidating = Some((sink, Invalidating::Read(*awaited)));
-                Step::Again
-            }
-            // Another request has invalidated the STag meanwhile, or it cannot be invalidated.
-            Err(_) => {
-                self.fail_request(awaited.seq, WcStatus::LocalProtection, env.host);
-                Step::Failed
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn deliver_send<H: Host>(
-        &mut self,
-        h: UntaggedHeader,
-        payload: u32,
-        env: &mut Env<'_, H>,
-    ) -> Step {
-        let byte_len = core::mem::take(&mut self.rx.message_off);
-        self.advance_msn(0);
-        self.rx.last_write_len = 0;
-        if !self.rx.receiving {
-            return self.end_without_receive();
-        }
-        if h.opcode != Opcode::SEND || self.receives_out_of_line {
-            return self.deliver_out_of_line(h, byte_len, payload, env);
-        }
-        //= rfc5040 section 5.3
-        //# At the Remote Peer, the Send Message Type MUST be Delivered to the
-        //# Remote Peer's ULP in the order they were sent.
-        //= rfc5040 section 5.5
-        //# Send Messages MUST be Delivered to the ULP at the Remote Peer after they
-        //# are Delivered to RDMAP by DDP and in the order that they were Delivered
-        //# to RDMAP.
-        let cqe = self.send_cqe(h, byte_len);
-        self.finish_receive(cqe, env.host);
-        Step::Next
-    }
-
-    /// Delivers a Send that is solicited, invalidates an STag, is counted, or may have a tag.
-    #[inline(never)]
-    fn deliver_out_of_line<H: Host>(
-        &mut self,
-        h: UntaggedHeader,
-        byte_len: u32,
-        payload: u32,
-        env: &mut Env<'_, H>,
-    ) -> Step {
-        if h.opcode.invalidates() {
-            return self.deliver_with_invalidate(h, byte_len, payload, env);
-        }
-        if self.config.match_tags {
-            return self.deliver_tagged(h, byte_len, payload, env);
-        }
-        let cqe = self.send_cqe(h, byte_len);
-        self.finish_counted_receive(cqe, env.host);
-        Step::Next
-    }
-
-    /// Ends a Send that has no receive: the RTR message, or a dropped message.
-    #[cold]
-    const fn end_without_receive(&mut self) -> Step {
-        if self.rx.dropping {
-            self.rx.dropping = false;
-            self.rx.immediate = None;
-        } else {
-            self.rx.rtr_send_expected = false;
-        }
-        Step::Next
-    }
-
-    #[inline(always)]
-    pub(super) fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
-        //= rfc5041 section 5.4
-        //# At the Data Sink, DDP MUST provide the ULP Message Length to the ULP
-        //# when an Untagged DDP Message is Delivered.
-        let mut cqe = self.receive_cqe(WcOpcode::Recv, byte_len);
-        //= rfc5041 section 4.3
-        //# At the Data Sink, DDP MUST provide RsvdULP field to the ULP when the ULP
-        //# Message is Delivered.
-        //= rfc5041 section 5.4
-        //# At the Data Sink, DDP MUST provide the RsvdULP Field of the DDP Message to
-        //# the ULP when the DDP Message is delivered.
-        if h.opcode.solicited() {
-            cqe.flags |= WcFlags::SOLICITED;
-        }
-        if let Some(imm) = self.rx.immediate.take() {
-            cqe.flags |= WcFlags::WITH_IMM;
-            cqe.imm_or_stag = imm;
-        }
-        cqe
-    }
-
-    /// Invalidates the STag of a Send with Invalidate and delivers the Send. If the memory is in
-    /// use, the Send is delivered later.
-    #[cold]
-    #[inline(never)]
-    fn deliver_with_invalidate<H: Host>(
-        &mut self,
-        h: UntaggedHeader,
-        byte_len: u32,
-        payload: u32,
-        env: &mut Env<'_, H>,
-    ) -> Step {
-        let mut cqe = self.send_cqe(h, byte_len);
-        //= rfc5040 section 7.2
-        //# The Invalidate STag MUST be valid.
-        //= rfc5040 section 5.3
-        //# When the Send with Invalidate and Send with Solicited Event and
-        //# Invalidate Message are Delivered to the Remote Peer's RDMAP layer, the
-        //# RDMAP layer MUST:
-        let stag = h.invalidate_stag;
-        let Ok(complete) = env.memory.invalidate(stag, self.accessor(), true) else {
-            let ulpdu_len = (UNTAGGED_HEADER_LEN as u32).wrapping_add(payload);
-            let header = Some(Header::Untagged(h));
-            return self.refuse_by_header(
-                Refusal::Invalidation,
-                header,
-                ulpdu_len as u16,
-                env.host,
-            );
-        };
-        if self.config.match_tags {
-            cqe.opcode = WcOpcode::TagNone;
-        }
-        cqe.flags |= WcFlags::WITH_INV;
-        cqe.imm_or_stag = stag.0;
-        if !complete {
-            self.rx.invalidating = Some((stag, Invalidating::Receive(cqe)));
-            return Step::Again;
-        }
-        self.finish_counted_receive(cqe, env.host);
-        Step::Next
-    }
-
-    /// Completes the request that waits for an invalidation. Returns `false` if the memory is still
-    /// in use.
-    #[inline]
-    pub(super) fn finish_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
-        let Some((stag, ended)) = self.rx.invalidating else {
-            return true;
-        };
-        if !env.memory.is_unused(stag) {
-            return false;
-        }
-        self.rx.invalidating = None;
-        match ended {
-            Invalidating::Receive(cqe) => self.finish_counted_receive(cqe, env.host),
-            Invalidating::Read(awaited) => self.complete_answered(&awaited, env.host),
-        }
-        true
-    }
-
-    pub(super) const fn receive_cqe(&self, opcode: WcOpcode, byte_len: u32) -> Cqe {
-        Cqe {
-            wr_id: self.rx.receive.wr_id,
-            status: WcStatus::Success,
-            opcode,
-            byte_len,
-            qp_num: self.config.qp_num,
-            flags: WcFlags::empty(),
-            imm_or_stag: 0,
-            vendor_err: 0,
-            timestamp_ns: 0,
-            position: 0,
-            account: 0,
-        }
-    }
-
-    /// Completes the receive of a Send without adding it to the tally. Other receives complete in
-    /// [`finish_counted_receive`](Self::finish_counted_receive), so that this is inlined once.
-    #[inline(always)]
-    fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
-        self.rx.receiving = false;
-        self.counters.completions = self.counters.completions.wrapping_add(1);
-        host.complete(Direction::Recv, cqe);
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(super) fn finish_counted_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
-        self.sq.tally.add(Counted::Recv, cqe.byte_len);
-        self.finish_receive(cqe, host);
     }
 }

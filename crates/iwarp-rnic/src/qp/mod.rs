@@ -5,8 +5,9 @@
 //! Files: `create`, `post`, `queries`, `send_queue` (in-order completion, flush), `acknowledge`
 //! (completion when placed), `by_number` (peers connected by number), `farewell` (the last note to
 //! such a peer), `xrc` (extended reliable connections), `next` (which message goes next), `tx`,
-//! `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`,
-//! `direct`, `admit`, `place`, `deliver` and `control` (FPDUs in), `tagged` (tag matching),
+//! `message`, `request`, `answer`, `headers`, `segment`, `fpdu` and `plan` (FPDUs out), `rx`,
+//! `buffer`, `frames`, `direct`, `admit`, `place`, `deliver`, `answered`, `receives` and `control`
+//! (FPDUs in), `tagged` (tag matching),
 //! `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states of queue
 //! pair and stream, one type) and `state` (the effects of its transitions).
 
@@ -36,12 +37,14 @@ mod queries;
 // Modules without public methods.
 mod admit;
 mod answer;
+mod answered;
 mod buffer;
 mod control;
 mod deliver;
 mod direct;
 mod farewell;
 mod fault;
+mod fpdu;
 mod frames;
 mod headers;
 mod life;
@@ -49,6 +52,8 @@ mod message;
 mod next;
 mod place;
 mod plan;
+mod receives;
+mod request;
 mod response;
 mod segment;
 mod send_queue;

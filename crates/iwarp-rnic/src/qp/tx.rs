@@ -3,12 +3,12 @@
 //!
 //! The module `next` chooses the next message.
 
+use super::fpdu::Wire;
 use super::local::{LocalRequest, LocalStep};
 use super::message::has_room_for_control;
 use super::next::Next;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
-use super::segment::Wire;
 use super::send_queue::{RETIRE_MAX, Slot};
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
 use crate::memory::Memory;

@@ -278,81 +278,120 @@ impl Model {
     }
 }
 
+/// Capacity of the list that is compared with the model.
+const ROOM: usize = 5;
+
+/// A list, its model, and the handles of all buffers that were added.
+struct Compared {
+    list: TagList,
+    model: Model,
+    handles: Vec<u32>,
+    taken: TakenRecv,
+}
+
+impl Compared {
+    /// Performs an operation on both, and compares the results.
+    fn perform(&mut self, wr_id: u64, op: Op) {
+        match op {
+            Op::Add(tag, mask) => self.add(wr_id, tag, mask),
+            Op::Remove(i) => self.remove(i),
+            Op::Eager(tag) => {
+                let arrival = eager(&mut self.list, tag, 8, &mut self.taken);
+                match self.model.take(tag) {
+                    Some(wr_id) => {
+                        assert_eq!((arrival, self.taken.wr_id), (Arrival::Eager, wr_id));
+                    }
+                    None => assert_eq!(arrival, Arrival::Unexpected),
+                }
+            }
+            Op::Request(qp, tag) => {
+                let arrival = request(&mut self.list, qp, tag, 8);
+                match self.model.take(tag) {
+                    Some(wr_id) => {
+                        assert_eq!(arrival, Arrival::Rendezvous(wr_id));
+                        self.model.matched.push_back((qp, wr_id));
+                    }
+                    None => assert_eq!(arrival, Arrival::Unexpected),
+                }
+            }
+            Op::Read(qp) => self.read(qp),
+            Op::End(i) => self.end(i),
+            Op::Forget(qp) => {
+                self.list.forget(qp);
+                self.model.matched.retain(|m| m.0 != qp);
+                self.model.reading.retain(|r| r.0 != qp);
+            }
+            Op::Synchronize => {
+                self.list.synchronize(self.model.unexpected);
+                self.model.handled = self.model.unexpected;
+                for posted in &mut self.model.posted {
+                    posted.4 = false;
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, wr_id: u64, tag: u64, mask: u64) {
+        let added = self.list.add(&buffer(wr_id, tag, mask, &[sge(8)]));
+        assert_eq!(added.is_ok(), self.model.used() < ROOM);
+        if let Ok(handle) = added {
+            assert!(!self.handles.contains(&handle));
+            self.handles.push(handle);
+            let waits = self.model.handled != self.model.unexpected;
+            self.model.posted.push((handle, wr_id, tag, mask, waits));
+        }
+    }
+
+    fn remove(&mut self, i: usize) {
+        let Some(handle) = self.handles.get(i).copied() else {
+            return;
+        };
+        let is_posted = self.model.posted.iter().any(|b| b.0 == handle);
+        let expected = if is_posted {
+            Ok(())
+        } else {
+            Err(TagError::Gone)
+        };
+        assert_eq!(self.list.remove(handle), expected);
+        self.model.posted.retain(|b| b.0 != handle);
+    }
+
+    fn read(&mut self, qp: u32) {
+        let read = self.list.next_read(qp, &mut self.taken);
+        let at = self.model.matched.iter().position(|m| m.0 == qp);
+        let expected = at.and_then(|at| self.model.matched.remove(at));
+        assert_eq!(read.map(|_| self.taken.wr_id), expected.map(|m| m.1));
+        if let (Some(read), Some((qp, wr_id))) = (read, expected) {
+            self.model.reading.push((qp, wr_id, read.handle));
+        }
+    }
+
+    fn end(&mut self, i: usize) {
+        let Some(handle) = self.handles.get(i).copied() else {
+            return;
+        };
+        let reading = &mut self.model.reading;
+        let expected = reading.iter().find(|r| r.2 == handle).map(|r| r.1);
+        let ended = self.list.end_read(handle).map(|done| done.wr_id);
+        assert_eq!(ended, expected);
+        reading.retain(|r| r.2 != handle);
+    }
+}
+
 proptest! {
     #[test]
     fn list_matches_simple_model(ops in proptest::collection::vec(op(), 0..120)) {
-        const ROOM: usize = 5;
-        let mut list = TagList::new(ROOM as u32).unwrap();
-        let mut model = Model::default();
-        let mut handles = Vec::new();
-        let mut taken = receive_storage();
+        let mut compared = Compared {
+            list: TagList::new(ROOM as u32).unwrap(),
+            model: Model::default(),
+            handles: Vec::new(),
+            taken: receive_storage(),
+        };
         for (wr_id, op) in (0u64..).zip(ops) {
-            match op {
-                Op::Add(tag, mask) => {
-                    let added = list.add(&buffer(wr_id, tag, mask, &[sge(8)]));
-                    prop_assert_eq!(added.is_ok(), model.used() < ROOM);
-                    if let Ok(handle) = added {
-                        prop_assert!(!handles.contains(&handle));
-                        handles.push(handle);
-                        let waits = model.handled != model.unexpected;
-                        model.posted.push((handle, wr_id, tag, mask, waits));
-                    }
-                }
-                Op::Remove(i) => {
-                    let Some(handle) = handles.get(i).copied() else { continue };
-                    let is_posted = model.posted.iter().any(|b| b.0 == handle);
-                    let expected = if is_posted { Ok(()) } else { Err(TagError::Gone) };
-                    prop_assert_eq!(list.remove(handle), expected);
-                    model.posted.retain(|b| b.0 != handle);
-                }
-                Op::Eager(tag) => {
-                    let arrival = eager(&mut list, tag, 8, &mut taken);
-                    match model.take(tag) {
-                        Some(wr_id) => {
-                            prop_assert_eq!((arrival, taken.wr_id), (Arrival::Eager, wr_id));
-                        }
-                        None => prop_assert_eq!(arrival, Arrival::Unexpected),
-                    }
-                }
-                Op::Request(qp, tag) => {
-                    let arrival = request(&mut list, qp, tag, 8);
-                    match model.take(tag) {
-                        Some(wr_id) => {
-                            prop_assert_eq!(arrival, Arrival::Rendezvous(wr_id));
-                            model.matched.push_back((qp, wr_id));
-                        }
-                        None => prop_assert_eq!(arrival, Arrival::Unexpected),
-                    }
-                }
-                Op::Read(qp) => {
-                    let read = list.next_read(qp, &mut taken);
-                    let at = model.matched.iter().position(|m| m.0 == qp);
-                    let expected = at.and_then(|at| model.matched.remove(at));
-                    prop_assert_eq!(read.map(|_| taken.wr_id), expected.map(|m| m.1));
-                    if let (Some(read), Some((qp, wr_id))) = (read, expected) {
-                        model.reading.push((qp, wr_id, read.handle));
-                    }
-                }
-                Op::End(i) => {
-                    let Some(handle) = handles.get(i).copied() else { continue };
-                    let expected = model.reading.iter().find(|r| r.2 == handle).map(|r| r.1);
-                    prop_assert_eq!(list.end_read(handle).map(|done| done.wr_id), expected);
-                    model.reading.retain(|r| r.2 != handle);
-                }
-                Op::Forget(qp) => {
-                    list.forget(qp);
-                    model.matched.retain(|m| m.0 != qp);
-                    model.reading.retain(|r| r.0 != qp);
-                }
-                Op::Synchronize => {
-                    list.synchronize(model.unexpected);
-                    model.handled = model.unexpected;
-                    for posted in &mut model.posted {
-                        posted.4 = false;
-                    }
-                }
-            }
-            prop_assert_eq!(list.is_synchronized(), model.handled == model.unexpected);
+            compared.perform(wr_id, op);
+            let model = &compared.model;
+            let is_synchronized = model.handled == model.unexpected;
+            assert_eq!(compared.list.is_synchronized(), is_synchronized);
         }
     }
 }

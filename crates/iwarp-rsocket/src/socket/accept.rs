@@ -19,7 +19,7 @@ impl Socket {
     pub(crate) fn listen(self: &Arc<Self>, backlog: i32) -> Result<()> {
         let backlog = usize::try_from(backlog).unwrap_or(4096).clamp(1, 4096);
         {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             match &mut s.phase {
                 Phase::Idle | Phase::Failed => {}
                 Phase::Listening(l) => {
@@ -90,6 +90,6 @@ impl Socket {
         stream.process(false);
         let phase = Phase::Connected(Box::new(stream));
         let socket = Self::from_parts(self.domain, options.inherited(), channel, request.id, phase);
-        Ok(Arc::new(socket))
+        Ok(socket)
     }
 }

@@ -24,7 +24,7 @@ impl Socket {
             _ => return Err(Errno::INVAL),
         };
         {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             self.pump(&mut s, true);
             if let Phase::Listening(_) = s.phase {
                 // As with TCP, the listener wakes up and stops listening.
@@ -73,7 +73,7 @@ impl Socket {
 
     pub(crate) fn close(&self) {
         let linger = {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             self.pump(&mut s, true);
             if let Phase::Listening(_) = s.phase {
                 self.stop_listening(&mut s);
@@ -91,7 +91,7 @@ impl Socket {
             self.drain(linger.unwrap_or(CLOSE_TIMEOUT));
         }
         let (phase, id) = {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             self.pump(&mut s, true);
             (std::mem::replace(&mut s.phase, Phase::Closed), s.id.clone())
         };

@@ -13,7 +13,7 @@ impl Socket {
     /// connect(2).
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<()> {
         let nonblocking = {
-            let mut s = self.state.lock();
+            let mut s = self.lock();
             self.pump(&mut s, true);
             match &s.phase {
                 Phase::Idle | Phase::Failed => {}

@@ -1,13 +1,11 @@
 //! The sending half of a stream.
 
-use super::{CONTROL_CREDITS, CONTROL_SLOTS, Stream};
+use super::{CONTROL_CREDITS, CONTROL_SLOTS, Stream, TRANSFER_MAX};
 use crate::errno::{Errno, Result};
 use crate::settings::MAX_INLINE;
 use crate::wire::Message;
 use iwarp::runtime::Sge;
 
-/// Maximum bytes per transfer, so that the peer reads a transfer while the next is in flight.
-const TRANSFER_MAX: u32 = 64 * 1024;
 /// Minimum free bytes of the send buffer for another transfer, to avoid many small transfers.
 const LOW_WATER: u32 = 2048;
 
@@ -53,8 +51,12 @@ impl<'a> Gather<'a> {
 }
 
 impl Stream {
-    const fn free_buffer(&self) -> u32 {
+    pub(super) const fn free_buffer(&self) -> u32 {
         self.sizes.send_buffer - self.in_use
+    }
+
+    pub(super) const fn has_buffer(&self) -> bool {
+        self.free_buffer() >= LOW_WATER
     }
 
     /// Returns `true` if the peer has receives for more data messages.
@@ -67,16 +69,29 @@ impl Stream {
     }
 
     fn has_slots(&self) -> bool {
-        self.sq_free >= 2 + CONTROL_SLOTS && self.free_buffer() >= LOW_WATER
+        self.sq_free >= 2 + CONTROL_SLOTS && self.has_buffer()
     }
 
-    fn can_send(&self) -> bool {
-        self.has_slots() && self.has_credit() && !self.offers.is_empty()
+    pub(super) fn can_send(&self) -> bool {
+        // The tail has a credit and work requests already.
+        let has_requests = self.has_tail() || self.has_slots() && self.has_credit();
+        has_requests && self.has_buffer() && !self.offers.is_empty()
     }
 
-    /// Returns `true` if the next send accepts data or fails immediately.
+    /// Returns `true` if the next send fails immediately, or accepts a third of what the buffers
+    /// hold. With less, a program that waits for this would write little at a time. As with TCP, a
+    /// send that does not wait for this accepts less.
     pub(crate) fn is_writable(&self) -> bool {
-        self.cannot_write() || self.can_send()
+        self.cannot_write() || self.can_send() && self.has_much_room()
+    }
+
+    /// The peer returns a half of its buffer when it has read it. So if one half has no room, the
+    /// other one has, or will have.
+    fn has_much_room(&self) -> bool {
+        let offered: u64 = self.offers.iter().map(|offer| u64::from(offer.len)).sum();
+        let half = self.peer.as_ref().map_or(0, |peer| peer.buffer.len);
+        let room = offered.min(u64::from(self.free_buffer()));
+        room >= u64::from(half.min(self.sizes.send_buffer) / 3)
     }
 
     pub(crate) const fn cannot_write(&self) -> bool {
@@ -100,6 +115,10 @@ impl Stream {
         let before = data.remaining();
         self.check_writing()?;
         self.send_mappings();
+        if self.has_tail() {
+            // The peer may have read meanwhile.
+            self.process(false);
+        }
         while data.remaining() > 0 {
             if !self.can_send() {
                 self.process(true);
@@ -107,7 +126,10 @@ impl Stream {
             if self.over || !self.can_send() {
                 break;
             }
-            self.transfer(data);
+            match self.gathers() {
+                true => self.gather(data),
+                false => self.transfer(data),
+            }
         }
         match before - data.remaining() {
             0 if before > 0 => self.check_writing().and(Err(Errno::AGAIN)),
@@ -126,12 +148,8 @@ impl Stream {
             .min(target.len)
             .min(self.free_buffer());
         // Update the offer before posting, because the peer may reply immediately.
-        if len == target.len {
-            self.offers.pop_front();
-        } else if let Some(front) = self.offers.front_mut() {
-            front.addr = front.addr.wrapping_add(u64::from(len));
-            front.len -= len;
-        }
+        self.use_offer(len);
+        self.in_flight += u64::from(len);
         self.sent = self.sent.wrapping_add(1);
         if len <= u32::from(self.sizes.inline) {
             let mut inline = [0; MAX_INLINE as usize];
@@ -141,7 +159,9 @@ impl Stream {
             let inline = &inline[..len as usize];
             self.post_inline_pair(target.addr, target.key, inline, Message::Data(len));
         } else {
-            let (sges, n) = self.store(data, len);
+            let start = self.write_at;
+            self.store(data, len);
+            let (sges, n) = self.stored(start, len);
             self.post_buffered(
                 target.addr,
                 target.key,
@@ -152,9 +172,22 @@ impl Stream {
         }
     }
 
-    /// Copies data to the send buffer. Returns the elements that describe it, and their number.
-    fn store(&mut self, data: &mut Gather<'_>, len: u32) -> ([Sge; 2], usize) {
-        let (base, key) = (self.sbuf.remote().addr, self.sbuf.lkey());
+    /// Uses `len` bytes of the oldest offer. Returns `true` if that is all of it.
+    pub(super) fn use_offer(&mut self, len: u32) -> bool {
+        let Some(front) = self.offers.front_mut() else {
+            return false;
+        };
+        front.addr = front.addr.wrapping_add(u64::from(len));
+        front.len -= len;
+        let is_used = front.len == 0;
+        if is_used {
+            self.offers.pop_front();
+        }
+        is_used
+    }
+
+    /// Copies data to the send buffer.
+    pub(super) fn store(&mut self, data: &mut Gather<'_>, len: u32) {
         let size = self.sizes.send_buffer;
         let start = self.write_at;
         let first = len.min(size - start);
@@ -169,6 +202,12 @@ impl Stream {
         put(0, len - first);
         self.write_at = (start + len) % size;
         self.in_use += len;
+    }
+
+    /// Returns the elements that describe data in the send buffer, and their number.
+    pub(super) fn stored(&self, start: u32, len: u32) -> ([Sge; 2], usize) {
+        let (base, key) = (self.sbuf.remote().addr, self.sbuf.lkey());
+        let first = len.min(self.sizes.send_buffer - start);
         let sge = |offset: u32, len: u32| Sge {
             addr: base + u64::from(offset),
             len,
@@ -189,6 +228,7 @@ impl Stream {
     ) -> Result<usize> {
         let before = data.remaining();
         self.check_writing()?;
+        self.send_tail();
         self.send_mappings();
         while data.remaining() > 0 {
             let Some((mapping, within)) = self.iomaps.find(*offset) else {
@@ -211,7 +251,9 @@ impl Stream {
                 .min(TRANSFER_MAX)
                 .min(mapped)
                 .min(self.free_buffer());
-            let (sges, n) = self.store(data, len);
+            let start = self.write_at;
+            self.store(data, len);
+            let (sges, n) = self.stored(start, len);
             let addr = mapping.window.addr.wrapping_add(within);
             self.post_buffered(addr, mapping.window.key, &sges[..n], len, None);
             *offset = offset.wrapping_add(u64::from(len));

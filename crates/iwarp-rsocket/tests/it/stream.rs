@@ -128,14 +128,16 @@ fn fill(r: &Rs, chunk: usize) -> usize {
 #[test]
 fn exhausted_credits_block_senders() {
     for chunk in [1, 64, 5000, 200_000] {
-        let (c, s) = pair_with(|r| r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 32));
+        let (c, s) = pair_with(|r| {
+            r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 32);
+            r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 16);
+        });
         let (to_s, to_c) = (fill(&c, chunk), fill(&s, chunk));
-        assert!(to_s > 0 && to_c > 0);
-        // The receiver's buffer limits the bytes, and its receive queue the messages.
-        assert!(
-            to_s <= (1 << 17) && to_s <= 32 * chunk.min(65536),
-            "{to_s} with {chunk}"
-        );
+        // The receiver's buffer limits the bytes. Its receive queue limits the messages, but writes
+        // of a busy sender are gathered in one.
+        for sent in [to_s, to_c] {
+            assert!(sent > 32 && sent <= 1 << 17, "{sent} with {chunk}");
+        }
         assert_eq!(c.poll(libc::POLLOUT, 0), 0);
         // A blocking send now waits until the other end reads.
         std::thread::scope(|scope| {
@@ -146,6 +148,27 @@ fn exhausted_credits_block_senders() {
         assert_eq!(c.recv_n(to_c), pattern(0, to_c));
         assert_eq!(s.poll(libc::POLLOUT, 5000), libc::POLLOUT);
         both_ways(&c, &s, 1 << 20, 3333);
+    }
+}
+
+/// A program that has written may not call again for a long time. What it has written while its
+/// peer was busy arrives nevertheless.
+#[test]
+fn gathered_data_follows_without_calls() {
+    for (chunk, total) in [(100, 150_000), (60_000, 360_000)] {
+        let (c, s) = pair_with(|r| r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 18));
+        for position in (0..total).step_by(chunk) {
+            c.send_all(&pattern(position, chunk));
+        }
+        // Without the rest, the call fails.
+        let timeout = [20i64, 0].map(i64::to_ne_bytes).concat();
+        rs::set_option(s.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &timeout).unwrap();
+        assert!(s.recv_n(total) == pattern(0, total), "{chunk}");
+        // The reader's answer arrives before the rest is written.
+        s.send_all(b"go on");
+        assert_eq!(c.recv_n(5), b"go on");
+        c.send_all(b"more");
+        assert_eq!(s.recv_n(4), b"more");
     }
 }
 
@@ -335,7 +358,7 @@ fn receive_and_send_time_out() {
     let start = Instant::now();
     assert_eq!(rs::recv(c.0, &mut [0; 1], 0), Err(Errno::AGAIN));
     assert!(start.elapsed() >= timeout && start.elapsed() < Duration::from_secs(5));
-    let big = vec![0; 1 << 20];
+    let big = vec![0; 32 << 20];
     // The peer does not read, so only a part fits. On a busy machine the first bytes may take
     // longer than the timeout; then more fits afterwards.
     let mut sent = rs::send(c.0, &big, 0).unwrap();

@@ -39,22 +39,8 @@ fn mentioned(headers: &str, name: &str) -> bool {
     headers.split(is_separator).any(|word| word == name)
 }
 
-#[test]
-fn layout_matches_c_headers() {
-    if !headers_installed() {
-        assert!(
-            std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
-            "libibverbs-dev and librdmacm-dev are required"
-        );
-        eprintln!("skipped: needs libibverbs-dev and librdmacm-dev");
-        return;
-    }
-    let headers: String = HEADERS
-        .iter()
-        .map(|h| std::fs::read_to_string(h).unwrap())
-        .collect();
-    let later = recent::ALL.iter().filter(|l| mentioned(&headers, l.name));
-    let all: Vec<&Layout> = verbs::ALL.iter().chain(cma::ALL).chain(later).collect();
+/// Returns a C program that prints sizes and offsets, and the output that matches our layouts.
+fn comparison(headers: &str, all: &[&Layout]) -> (String, String) {
     let mut program = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n\
          #define S(s) printf(#s \" %zu\\n\", sizeof(struct s));\n\
@@ -65,7 +51,7 @@ fn layout_matches_c_headers() {
          int main(void) {\n",
     );
     let mut want = String::new();
-    for layout in &all {
+    for layout in all {
         let name = layout.name;
         // This structure grows at its front; programs address fields from its end.
         if name == "verbs_context" {
@@ -76,7 +62,7 @@ fn layout_matches_c_headers() {
             }
             continue;
         }
-        let missing = |field: &str| NEWER_FIELDS.contains(&field) && !mentioned(&headers, field);
+        let missing = |field: &str| NEWER_FIELDS.contains(&field) && !mentioned(headers, field);
         // In the header, the structure ends where its first missing field begins.
         let end = layout.fields.iter().find(|(field, ..)| missing(field));
         let size = end.map_or(layout.size, |(_, offset, _)| *offset);
@@ -89,6 +75,11 @@ fn layout_matches_c_headers() {
         }
     }
     program.push_str("return 0; }\n");
+    (program, want)
+}
+
+/// Compiles and runs a C program. Returns its output.
+fn output(program: &str) -> String {
     let exe = std::env::temp_dir().join(format!("iwarp-layout-{}", std::process::id()));
     let mut cc = Command::new("cc")
         .args(["-x", "c", "-", "-o"])
@@ -107,7 +98,27 @@ fn layout_matches_c_headers() {
     );
     let out = Command::new(&exe).output().unwrap();
     let _ = std::fs::remove_file(&exe);
-    let got = String::from_utf8(out.stdout).unwrap();
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn layout_matches_c_headers() {
+    if !headers_installed() {
+        assert!(
+            std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
+            "libibverbs-dev and librdmacm-dev are required"
+        );
+        eprintln!("skipped: needs libibverbs-dev and librdmacm-dev");
+        return;
+    }
+    let headers: String = HEADERS
+        .iter()
+        .map(|h| std::fs::read_to_string(h).unwrap())
+        .collect();
+    let later = recent::ALL.iter().filter(|l| mentioned(&headers, l.name));
+    let all: Vec<&Layout> = verbs::ALL.iter().chain(cma::ALL).chain(later).collect();
+    let (program, want) = comparison(&headers, &all);
+    let got = output(&program);
     assert!(
         all.len() > 50 && got.lines().count() > 500,
         "too few structures or fields were compared"

@@ -121,7 +121,7 @@ static void test_bad_imports(void)
 
 /* Destroys objects in the wrong order or twice. The test does not destroy an object twice if an
  * inline function of the headers would read the freed object. */
-static void test_wrong_destruction(void)
+static void test_wrong_destruction_of_queues(void)
 {
 	struct ibv_pd *p = ibv_alloc_pd(context);
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
@@ -130,19 +130,9 @@ static void test_wrong_destruction(void)
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(p, &srq_attr);
 	struct ibv_qp_init_attr attr = qp_attributes();
-	struct ibv_ah_attr ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };
-	struct ibv_td_init_attr td_attr = { 0 };
-	struct ibv_td *td = ibv_alloc_td(context, &td_attr);
-	struct ibv_parent_domain_init_attr domain_attr = { .pd = p, .td = td };
-	struct ibv_alloc_dm_attr dm_attr = { .length = 4096 };
-	struct ibv_pd *domain;
 	struct ibv_qp *qp;
-	struct ibv_mr *mr;
-	struct ibv_mw *mw;
-	struct ibv_ah *ah;
-	struct ibv_dm *dm;
 
-	NEED(p && channel && q && r && srq && td);
+	NEED(p && channel && q && r && srq);
 	CODE(EBUSY, ibv_destroy_comp_channel(channel));
 	CODE(EBUSY, ibv_dealloc_pd(p));
 	attr.send_cq = q;
@@ -159,8 +149,30 @@ static void test_wrong_destruction(void)
 	CODE(EINVAL, ibv_destroy_srq(srq));
 	CODE(0, ibv_dealloc_pd(p));
 	CODE(EINVAL, ibv_dealloc_pd(p));
+	CODE(0, ibv_destroy_cq(q));
+	CODE(EINVAL, ibv_destroy_cq(q));
+	CODE(EBUSY, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_destroy_cq(r));
+	CODE(0, ibv_destroy_comp_channel(channel));
+	CODE(EINVAL, ibv_destroy_comp_channel(channel));
+}
 
-	p = ibv_alloc_pd(context);
+/* Destroys a protection domain before what belongs to it. */
+static void test_wrong_destruction_in_domain(void)
+{
+	struct ibv_pd *p = ibv_alloc_pd(context);
+	struct ibv_ah_attr ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } };
+	struct ibv_td_init_attr td_attr = { 0 };
+	struct ibv_td *td = ibv_alloc_td(context, &td_attr);
+	struct ibv_parent_domain_init_attr domain_attr = { .pd = p, .td = td };
+	struct ibv_alloc_dm_attr dm_attr = { .length = 4096 };
+	struct ibv_pd *domain;
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+	struct ibv_ah *ah;
+	struct ibv_dm *dm;
+
+	NEED(p && td);
 	mr = ibv_reg_mr(p, buffer, 4096, LOCAL);
 	CODE(EBUSY, ibv_dealloc_pd(p));
 	CODE(0, ibv_dereg_mr(mr));
@@ -171,7 +183,6 @@ static void test_wrong_destruction(void)
 	CODE(EBUSY, ibv_dealloc_pd(p));
 	CODE(0, ibv_destroy_ah(ah));
 	CODE(EINVAL, ibv_destroy_ah(ah));
-	domain_attr.pd = p;
 	domain_attr.comp_mask = 1 << 3;
 	IS_NULL(EOPNOTSUPP, ibv_alloc_parent_domain(context, &domain_attr));
 	/* Bit 2 exists only in later headers. It allows memory that a confidential guest shares. */
@@ -190,12 +201,6 @@ static void test_wrong_destruction(void)
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_free_dm(dm));
 	CODE(0, ibv_dealloc_pd(p));
-	CODE(0, ibv_destroy_cq(q));
-	CODE(EINVAL, ibv_destroy_cq(q));
-	CODE(EBUSY, ibv_destroy_comp_channel(channel));
-	CODE(0, ibv_destroy_cq(r));
-	CODE(0, ibv_destroy_comp_channel(channel));
-	CODE(EINVAL, ibv_destroy_comp_channel(channel));
 }
 
 static void test_bad_creation(void)
@@ -642,7 +647,8 @@ int main(void)
 	test_bad_memory();
 	test_bad_access_flags();
 	test_bad_imports();
-	test_wrong_destruction();
+	test_wrong_destruction_of_queues();
+	test_wrong_destruction_in_domain();
 	test_bad_creation();
 	test_bad_queries();
 	test_bad_modification();

@@ -116,17 +116,50 @@ static void send(struct end *e, struct ibv_send_wr wr)
 	CODE(0, ibv_post_send(e->qp, &wr, &bad));
 }
 
+/* A request, the opcode of its completion, and the opcode and flags of the peer's completion. The
+ * opcode is -1 if the peer gets none. */
+struct reported {
+	struct ibv_send_wr wr;
+	enum ibv_wc_opcode local;
+	int opcode, flags;
+};
+
+/* Binds the right end's window to its memory with this key. */
+static void bind_window(uint32_t key)
+{
+	struct ibv_send_wr bind = { .wr_id = 90, .opcode = IBV_WR_BIND_MW };
+
+	bind.bind_mw.mw = right.mw;
+	bind.bind_mw.rkey = key;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ right.mr, (uintptr_t)right.memory, 64,
+		IBV_ACCESS_REMOTE_READ };
+	send(&right, bind);
+	expect_completion(&right, 90, IBV_WC_SUCCESS);
+	CODE(IBV_WC_BIND_MW, ibv_wc_read_opcode(right.cq));
+	end_poll(&right);
+}
+
+/* Checks the right end's completion of the receive with this number. */
+static void expect_message(const struct reported *expected, uint64_t wr_id, uint32_t key)
+{
+	expect_completion(&right, wr_id, IBV_WC_SUCCESS);
+	CODE(expected->opcode, ibv_wc_read_opcode(right.cq));
+	CODE(expected->flags, ibv_wc_read_wc_flags(right.cq));
+	CODE(8, (int)ibv_wc_read_byte_len(right.cq));
+	if (expected->flags & IBV_WC_WITH_IMM)
+		CHECK(ibv_wc_read_imm_data(right.cq) == htobe32(0x01020304));
+	if (expected->flags & IBV_WC_WITH_INV)
+		CHECK(ibv_wc_read_invalidated_rkey(right.cq) == key);
+	end_poll(&right);
+}
+
 /* Completions report the opcode of the request and the flags of the message. */
 static void test_opcodes_and_flags(void)
 {
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
-	uint32_t rkey = right.mr->rkey, key;
+	uint32_t rkey = right.mr->rkey, key = ibv_inc_rkey(right.mw->rkey);
 	uint64_t addr = (uintptr_t)right.memory;
-	struct {
-		struct ibv_send_wr wr;
-		enum ibv_wc_opcode local;
-		int opcode, flags;
-	} all[] = {
+	struct reported all[] = {
 		{ { .opcode = IBV_WR_SEND }, IBV_WC_SEND, IBV_WC_RECV, 0 },
 		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV,
 			IBV_WC_WITH_IMM },
@@ -139,24 +172,15 @@ static void test_opcodes_and_flags(void)
 		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { addr, 1, 0, rkey } }, IBV_WC_FETCH_ADD,
 			-1, 0 },
 		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { addr, 1, 2, rkey } }, IBV_WC_COMP_SWAP,
-			-1,
-			0 },
+			-1, 0 },
 	};
-	struct ibv_send_wr bind = { .wr_id = 90, .opcode = IBV_WR_BIND_MW };
 	unsigned i;
 
-	key = ibv_inc_rkey(right.mw->rkey);
-	bind.bind_mw.mw = right.mw;
-	bind.bind_mw.rkey = key;
-	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ right.mr, addr, 64, IBV_ACCESS_REMOTE_READ };
 	for (i = 0; i < sizeof(all) / sizeof(*all); i++) {
 		struct ibv_send_wr wr = all[i].wr;
 
 		if (wr.opcode == IBV_WR_SEND_WITH_INV) {
-			send(&right, bind);
-			expect_completion(&right, 90, IBV_WC_SUCCESS);
-			CODE(IBV_WC_BIND_MW, ibv_wc_read_opcode(right.cq));
-			end_poll(&right);
+			bind_window(key);
 			wr.invalidate_rkey = key;
 		}
 		wr.wr_id = i;
@@ -169,23 +193,12 @@ static void test_opcodes_and_flags(void)
 		CODE(all[i].local, ibv_wc_read_opcode(left.cq));
 		CODE((int)left.qp->qp_num, (int)ibv_wc_read_qp_num(left.cq));
 		end_poll(&left);
-		if (all[i].opcode < 0)
-			continue;
-		expect_completion(&right, 50 + i, IBV_WC_SUCCESS);
-		CODE(all[i].opcode, ibv_wc_read_opcode(right.cq));
-		CODE(all[i].flags, ibv_wc_read_wc_flags(right.cq));
-		CODE(8, (int)ibv_wc_read_byte_len(right.cq));
-		if (all[i].flags & IBV_WC_WITH_IMM)
-			CHECK(ibv_wc_read_imm_data(right.cq) == htobe32(0x01020304));
-		if (all[i].flags & IBV_WC_WITH_INV)
-			CHECK(ibv_wc_read_invalidated_rkey(right.cq) == key);
-		end_poll(&right);
+		if (all[i].opcode >= 0)
+			expect_message(&all[i], 50 + i, key);
 	}
 	right.mw->rkey = key;
 	/* Binds this key again. Then the same end invalidates it. */
-	send(&right, bind);
-	expect_completion(&right, 90, IBV_WC_SUCCESS);
-	end_poll(&right);
+	bind_window(key);
 	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV,
 		.invalidate_rkey = key });
 	expect_completion(&right, 91, IBV_WC_SUCCESS);

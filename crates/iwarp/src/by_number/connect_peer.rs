@@ -1,7 +1,9 @@
 //! The calls that create a queue pair for a connection by number, and that connect it.
 
 use super::partner::Address;
-use crate::conn::qp::{QpAttributes, QueuePair, is_unreliable};
+use crate::conn::attributes::QpAttributes;
+use crate::conn::attributes::is_unreliable;
+use crate::conn::qp::QueuePair;
 use crate::conn::retry::Retry;
 use crate::device::gid_of;
 use crate::error::{Error, Result};

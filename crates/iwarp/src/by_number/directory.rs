@@ -11,7 +11,8 @@ use super::ports::Ports;
 use crate::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
 };
-use crate::conn::qp::{Handover, QpInner, QueuePair};
+use crate::conn::attach::Handover;
+use crate::conn::qp::{QpInner, QueuePair};
 use crate::device::gid_of;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};

@@ -1,10 +1,13 @@
 //! The last step of the responder's MPA start-up: the program accepts, the reply is sent, and the
 //! queue pair takes over the stream.
 
-use super::id::{CmId, ConnectionParameters, Phase, Reply};
+use super::id::{CmId, ConnectionParameters};
+use super::notify::Reply;
 use super::passive::Requested;
+use super::phase::Phase;
 use super::{startup, xrc};
-use crate::conn::qp::{CmSink, Handover, QueuePair};
+use crate::conn::attach::Handover;
+use crate::conn::qp::{CmSink, QueuePair};
 use crate::error::{Error, Result};
 use crate::objects::context::Context;
 use crate::sys::clock::now_ns;

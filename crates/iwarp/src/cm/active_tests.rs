@@ -1,11 +1,12 @@
 //! Tests of the initiator: attempts that fail locally, the order of events, and port mappers.
 
 use super::super::create_event_channel;
-use super::super::id::Phase;
+use super::super::phase::Phase;
 use super::*;
+use crate::sys::connect::Sharing;
 use crate::testing;
 use iwarp_rnic::qp::{Blame, Events, Fault, State as QpState};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Waits until the identifier has sent its MPA request. Returns its attempt.
 fn wait_for_request_sent(id: &CmId) -> Arc<Active> {

@@ -12,8 +12,10 @@
 //! is dropped, because it has a large buffer, and the next octets belong to the queue pair.
 
 use super::CmEventKind;
-use super::id::{CmId, CmIdInner, ConnectionParameters, IdState, Phase, engine};
-use crate::conn::qp::{Handover, QueuePair, TIMERS_END};
+use super::id::{CmId, CmIdInner, ConnectionParameters, IdState, engine};
+use super::phase::Phase;
+use crate::conn::attach::Handover;
+use crate::conn::qp::{QueuePair, TIMERS_END};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::sys::poller::Interest;

@@ -1,16 +1,14 @@
 //! Connection identifiers: handles of connections and listeners (`rdma_create_id(3)`).
 
-use super::active::Active;
-use super::awaiting_first_fpdu::AwaitingFirstFpdu;
-use super::passive::{Backlog, Count, Listening, Requested};
+use super::CmEventChannel;
+use super::passive::{Count, Requested};
+use super::phase::{CmProgress, Phase};
 use super::placeholder_qp::PlaceholderQp;
-use super::resolve::Resolving;
-use super::sidr::{Asked, Asking, Datagrams, Serving};
-use super::{CmEvent, CmEventChannel, CmEventKind};
+use super::sidr::{Asked, Datagrams};
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::conn::infiniband::InfinibandParameters;
-use crate::conn::qp::{Handover, QueuePair};
+use crate::conn::qp::QueuePair;
 use crate::device::Device;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -18,7 +16,7 @@ use crate::objects::context::Context;
 use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
 use crate::sys::process_lock::ProcessLock;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,81 +36,6 @@ pub struct ConnectionParameters {
     pub initiator_depth: Option<u16>,
     /// Parameters with which this end behaves as on InfiniBand; `None` for iWARP.
     pub infiniband: Option<InfinibandParameters>,
-}
-
-/// The part of the peer's reply that the program gets.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Reply {
-    pub(super) private_data: Vec<u8>,
-    pub(super) infiniband: Option<InfinibandParameters>,
-}
-
-/// How far a connection has come ([`CmId::progress`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CmProgress {
-    /// The identifier neither connects nor listens.
-    Idle,
-    /// The identifier connects, listens, or has a request to answer.
-    Begun,
-    /// The program has accepted, and the peer has not confirmed yet.
-    Accepted,
-    /// The connection is up.
-    Up,
-    /// The connection is over.
-    Over,
-}
-
-pub(super) enum Phase {
-    Idle,
-    /// The next hop to the peer has not answered yet.
-    Resolving(Arc<Resolving>),
-    /// The address is resolved, so the device is known.
-    Resolved,
-    /// Address and route are resolved.
-    Routed,
-    /// An attempt has failed. The program may connect again, to the same address or to another.
-    Failed,
-    Connecting(Arc<Active>),
-    /// The peer has accepted, and the program has not called [`CmId::establish`] yet.
-    Answered(Box<Handover>),
-    Listening(Arc<Listening>),
-    /// In the client-server model: the reply is sent, and the event Established follows
-    /// immediately.
-    Accepting,
-    /// A peer's request waits for an answer.
-    Requested(Box<Requested>),
-    /// For datagrams: the identifier has asked a listener for its queue pair.
-    Asking(Arc<Asking>),
-    /// For datagrams: the identifier listens.
-    Serving(Arc<Serving>),
-    /// For datagrams: a peer's request waits for an answer.
-    Asked(Box<Asked>),
-    /// Accepted. The queue pair takes the stream when the peer's first FPDU arrives.
-    AwaitingFirstFpdu(Arc<AwaitingFirstFpdu>),
-    /// Accepted or connected; `true` after the event Established. For datagrams: the request was
-    /// answered.
-    Connected(bool),
-    Disconnected,
-    Destroyed,
-}
-
-impl Phase {
-    /// Stops a listener, rejects a request, or cancels an attempt.
-    fn end(self) {
-        match self {
-            Self::Resolving(resolving) => resolving.cancel(),
-            Self::Connecting(active) => active.cancel(),
-            Self::Listening(listening) => listening.stop(),
-            Self::Requested(requested) => requested.reject(&[]),
-            Self::AwaitingFirstFpdu(pending) => {
-                pending.cancel();
-            }
-            Self::Asking(asking) => asking.cancel(),
-            Self::Serving(serving) => serving.stop(),
-            // Dropping a request for datagrams rejects it.
-            _ => {}
-        }
-    }
 }
 
 pub(super) struct IdState {
@@ -305,25 +228,6 @@ impl CmId {
         Arc::clone(&self.inner.channel.lock())
     }
 
-    /// Moves the identifier and its pending events to another channel (`rdma_migrate_id(3)`).
-    pub fn migrate(&self, channel: &CmEventChannel) {
-        let old = std::mem::replace(&mut *self.inner.channel.lock(), Arc::clone(channel));
-        if Arc::ptr_eq(&old, channel) {
-            return;
-        }
-        let mut moved = Vec::new();
-        old.retain(|event| {
-            let mine = event.concerns(self);
-            if mine {
-                moved.push(event.clone());
-            }
-            !mine
-        });
-        for event in moved {
-            channel.push(event);
-        }
-    }
-
     /// Returns the context, if the device is known.
     pub fn context(&self) -> Option<Context> {
         self.inner.state.lock().ctx.clone()
@@ -345,26 +249,7 @@ impl CmId {
 
     /// Returns how far the connection has come.
     pub fn progress(&self) -> CmProgress {
-        match self.inner.state.lock().phase {
-            Phase::Idle
-            | Phase::Resolving(_)
-            | Phase::Resolved
-            | Phase::Routed
-            | Phase::Failed
-            | Phase::Destroyed => CmProgress::Idle,
-            Phase::Connecting(_)
-            | Phase::Answered(_)
-            | Phase::Listening(_)
-            | Phase::Requested(_)
-            | Phase::Asking(_)
-            | Phase::Serving(_)
-            | Phase::Asked(_) => CmProgress::Begun,
-            Phase::Accepting | Phase::AwaitingFirstFpdu(_) | Phase::Connected(false) => {
-                CmProgress::Accepted
-            }
-            Phase::Connected(true) => CmProgress::Up,
-            Phase::Disconnected => CmProgress::Over,
-        }
+        self.inner.state.lock().phase.progress()
     }
 
     /// Returns `true` if the identifier listens.
@@ -442,211 +327,6 @@ impl CmId {
         };
     }
 
-    /// Binds the identifier to an address of this host (`rdma_bind_addr(3)`). Port 0 selects a free
-    /// port. After a bind to an address that is not a wildcard, the device is known. Connections of
-    /// an earlier program in TIME-WAIT do not block the port.
-    ///
-    /// # Errors
-    /// - [`Error::InvalidState`]: the identifier is bound already.
-    /// - [`Error::NoDevice`]: no device has the address.
-    /// - [`Error::Io`]: the address is in use, or not an address of this host.
-    pub fn bind(&self, address: SocketAddr) -> Result<()> {
-        self.check_process()?;
-        let mut s = self.inner.state.lock();
-        if s.is_bound() || !matches!(s.phase, Phase::Idle) {
-            return Err(Error::InvalidState("the identifier is bound already"));
-        }
-        // The socket is bound before the device is looked up, so that an address of another host is
-        // reported as such.
-        let local = s.bind_port(address)?;
-        if !address.ip().is_unspecified() {
-            match s.find_device(address.ip()) {
-                // As with the wildcard address, no device is needed. libfabric binds to it to
-                // discover devices.
-                Err(Error::NoDevice) if address.ip().is_loopback() => {}
-                Err(e) => {
-                    s.release_port();
-                    return Err(e);
-                }
-                Ok(()) => {}
-            }
-        }
-        s.local = Some(local);
-        Ok(())
-    }
-
-    /// Resolves the route (`rdma_resolve_route(3)`). The event [`CmEventKind::RouteResolved`]
-    /// follows immediately, because the route is known since the address was resolved.
-    ///
-    /// # Errors
-    /// [`Error::InvalidState`]: the address is not resolved, or the route is resolved already.
-    pub fn resolve_route(&self) -> Result<()> {
-        self.check_process()?;
-        {
-            let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Resolved) {
-                return Err(Error::InvalidState(
-                    "resolve the address before the route, and the route only once",
-                ));
-            }
-            s.phase = Phase::Routed;
-        }
-        self.emit(CmEventKind::RouteResolved, 0);
-        Ok(())
-    }
-
-    /// Connects (`rdma_connect(3)`). One of the events Established, Rejected, Unreachable or
-    /// `ConnectError` follows.
-    ///
-    /// # Errors
-    /// - [`Error::InvalidState`]: the address or route is not resolved, or the identifier has no
-    ///   queue pair.
-    /// - [`Error::InvalidArgument`]: the private data is too long.
-    pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
-        self.check_process()?;
-        if self.is_for_datagrams() {
-            return self.ask(parameters);
-        }
-        let active = {
-            let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Routed | Phase::Failed) {
-                return Err(Error::InvalidState("resolve address and route first"));
-            }
-            let qp =
-                s.qp.clone()
-                    .ok_or(Error::InvalidState("create a queue pair first"))?;
-            let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
-            let peer = s
-                .peer
-                .ok_or(Error::InvalidState("resolve the address first"))?;
-            // A bound socket connects from its own port. If there is none, the kernel picks the
-            // port. A source address that the program has not chosen is not bound, because the
-            // kernel chooses the same one.
-            let bound = s.bound.take();
-            if bound.is_none() && std::mem::take(&mut s.port_chosen) {
-                // An earlier attempt has used the port.
-                s.local.iter_mut().for_each(|local| local.set_port(0));
-            }
-            let chosen = s.own_context || s.source_named || bound.is_some();
-            let local = s.local.filter(|local| chosen || local.port() != 0);
-            let qp = (qp, s.epoch);
-            let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
-            s.phase = Phase::Connecting(Arc::clone(&active));
-            (active, bound)
-        };
-        let (active, bound) = active;
-        active
-            .start(bound)
-            .inspect_err(|_| self.inner.state.lock().phase = Phase::Failed)
-    }
-
-    /// Listens (`rdma_listen(3)`) with room for `backlog` unanswered requests, at least 128.
-    /// Further connections wait in the kernel. Each request is reported by the event
-    /// [`CmEventKind::ConnectRequest`].
-    ///
-    /// # Errors
-    /// [`Error::InvalidState`]: the identifier connects or listens already. [`Error::Io`]: the port
-    /// is in use.
-    pub fn listen(&self, backlog: u32) -> Result<()> {
-        self.listen_as(Backlog::Waits(backlog))
-    }
-
-    /// Listens as [`listen`](Self::listen) does, with the kernel's meaning of `backlog`: if this
-    /// many request events are pending in the channel, further requests are rejected. The values 0
-    /// and above 1024 have the same effect as 1024.
-    ///
-    /// # Errors
-    /// As [`listen`](Self::listen).
-    pub fn listen_strictly(&self, backlog: u32) -> Result<()> {
-        self.listen_as(Backlog::Rejects(backlog))
-    }
-
-    fn listen_as(&self, backlog: Backlog) -> Result<()> {
-        self.check_process()?;
-        if self.is_for_datagrams() {
-            return self.serve(backlog.wanted());
-        }
-        let mut s = self.inner.state.lock();
-        if !matches!(s.phase, Phase::Idle) {
-            return Err(Error::InvalidState(
-                "the identifier connects or listens already",
-            ));
-        }
-        let bound = match s.bound.take() {
-            Some(bound) => bound,
-            None => Bound::bind(SocketAddr::from(([0u8; 4], 0)), s.only_v6, s.sharing)?,
-        };
-        let own = s.ctx.clone().filter(|_| s.own_context);
-        s.local = Some(bound.local_addr()?);
-        let listening = Listening::start(self, bound, backlog, own, s.admission())?;
-        s.phase = Phase::Listening(listening);
-        Ok(())
-    }
-
-    /// Sets which connections a listener admits. Replaces the device's setting.
-    pub fn set_admission(&self, admission: Admission) {
-        self.inner.state.lock().admission = Some(admission);
-    }
-
-    /// Rejects a connection request (`rdma_reject(3)`), with up to 508 octets of private data. The
-    /// TCP connection stays open in the background until the peer closes it, at most for
-    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout).
-    ///
-    /// If the peer has accepted and [`establish`](Self::establish) was not called yet, the
-    /// connection is closed without the private data, because MPA has no frame for it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidState`]: there is no request.
-    pub fn reject(&self, private_data: &[u8]) -> Result<()> {
-        self.check_process()?;
-        if self.is_for_datagrams() {
-            return self.reject_datagrams(private_data);
-        }
-        let requested = {
-            let mut s = self.inner.state.lock();
-            match std::mem::replace(&mut s.phase, Phase::Disconnected) {
-                Phase::Requested(requested) => {
-                    s.counted = None;
-                    requested
-                }
-                Phase::Answered(_) => return Ok(()),
-                other => {
-                    s.phase = other;
-                    return Err(Error::InvalidState("there is no request to reject"));
-                }
-            }
-        };
-        requested.reject(private_data);
-        Ok(())
-    }
-
-    /// Ends the connection gracefully (`rdma_disconnect(3)`). The event Disconnected follows.
-    ///
-    /// # Errors
-    /// [`Error::InvalidState`]: there is no connection.
-    pub fn disconnect(&self) -> Result<()> {
-        self.check_process()?;
-        if self.give_up_answer() {
-            return Ok(());
-        }
-        let qp = {
-            let mut s = self.inner.state.lock();
-            match s.phase {
-                Phase::Connected(_) | Phase::Accepting | Phase::Disconnected
-                    if s.datagrams.is_none() =>
-                {
-                    s.leaving = true;
-                    s.qp.clone()
-                }
-                _ => return Err(Error::InvalidState("there is no connection")),
-            }
-        };
-        if let Some(qp) = qp {
-            qp.disconnect();
-        }
-        Ok(())
-    }
-
     /// Checks that this process created the identifier. In a forked child, threads of the parent
     /// may have held its locks, and the parent's engine does not exist.
     ///
@@ -692,125 +372,6 @@ impl CmId {
             id.destroy();
         }
     }
-
-    /// Adds an event to the channel (`rdma_write_cm_event(3)`), for example to wake a thread that
-    /// waits for events. `status` becomes the event's status.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`]: programs cannot write events of this kind, or the identifier was
-    /// destroyed.
-    pub fn write_event(&self, kind: CmEventKind, status: i32) -> Result<()> {
-        use CmEventKind::{AddrinfoError, AddrinfoResolved, User};
-        if !matches!(kind, User(_) | AddrinfoResolved | AddrinfoError) {
-            return Err(Error::InvalidArgument(
-                "programs can write only User, AddrinfoResolved and AddrinfoError events",
-            ));
-        }
-        if matches!(self.inner.state.lock().phase, Phase::Destroyed) {
-            return Err(Error::InvalidArgument("the identifier was destroyed"));
-        }
-        self.emit(kind, status);
-        Ok(())
-    }
-
-    pub(super) fn emit(&self, kind: CmEventKind, status: i32) {
-        self.push(self.event(kind, status));
-    }
-
-    pub(crate) fn event(&self, kind: CmEventKind, status: i32) -> CmEvent {
-        CmEvent {
-            kind,
-            status,
-            id: self.clone(),
-            listener: None,
-            private_data: Vec::new(),
-            replied: false,
-            responder_resources: None,
-            initiator_depth: None,
-            xrc: None,
-            datagrams: None,
-            service_status: 0,
-            infiniband: None,
-            _untaken: None,
-        }
-    }
-
-    /// Returns the event Established, with the negotiated parameters.
-    pub(super) fn established_event(&self, s: &IdState, reply: Reply) -> CmEvent {
-        let (outbound, inbound) = s.depths.unzip();
-        CmEvent {
-            private_data: reply.private_data,
-            infiniband: reply.infiniband,
-            responder_resources: inbound,
-            initiator_depth: outbound,
-            ..self.event(CmEventKind::Established, 0)
-        }
-    }
-
-    /// Adds an event to the channel and wakes its tasks. The caller holds no lock.
-    pub(super) fn push(&self, event: CmEvent) {
-        self.put(event).wake();
-    }
-
-    /// Adds an event to the channel. Returns the channel. The caller has to wake its tasks after
-    /// releasing all locks.
-    #[must_use = "the channel's tasks have to be woken"]
-    pub(super) fn put(&self, event: CmEvent) -> CmEventChannel {
-        // The lock is held until the event is in the channel, so that `migrate` does not miss it.
-        let channel = self.inner.channel.lock();
-        channel.put(event);
-        Arc::clone(&channel)
-    }
-
-    /// Adds the event of a change that was made under the lock `state`, and then releases the lock.
-    /// Therefore the events have the order of the changes, and [`destroy`](Self::destroy) either
-    /// prevents the event or finds it in the channel.
-    pub(super) fn give(&self, state: MutexGuard<'_, IdState>, event: CmEvent) {
-        let channel = self.put(event);
-        drop(state);
-        channel.wake();
-    }
-
-    /// Records that the connection is up. Returns `false` if the identifier was destroyed.
-    pub(super) fn established(&self, reply: Reply) -> bool {
-        let mut s = self.inner.state.lock();
-        let ended = s.ended_early.take();
-        match (&s.phase, ended) {
-            (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
-            (Phase::Connecting(_) | Phase::Accepting, Some(_)) => s.disconnected(),
-            (Phase::Destroyed, _) => return false,
-            // The peer's first message has been handled already.
-            _ => return true,
-        }
-        if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
-            s.local = Some(local);
-            // Keep the program's address. With a port mapper the stream's peer has another.
-            let named = s.peer.filter(|named| !named.ip().is_unspecified());
-            s.peer = named.or(Some(peer));
-        }
-        let event = self.established_event(&s, reply);
-        self.give(s, event);
-        if let Some(status) = ended {
-            self.inner.disconnected(status);
-        }
-        true
-    }
-
-    /// Handles an attempt that has failed. `refusal` is the private data of the peer's rejection,
-    /// if there is one.
-    pub(super) fn failed(&self, kind: CmEventKind, status: i32, refusal: Option<Vec<u8>>) {
-        let mut s = self.inner.state.lock();
-        if !matches!(s.phase, Phase::Connecting(_)) {
-            return;
-        }
-        s.phase = Phase::Failed;
-        let event = CmEvent {
-            replied: refusal.is_some(),
-            private_data: refusal.unwrap_or_default(),
-            ..self.event(kind, status)
-        };
-        self.give(s, event);
-    }
 }
 
 impl IdState {
@@ -836,7 +397,7 @@ impl IdState {
         Ok(local)
     }
 
-    fn release_port(&mut self) {
+    pub(super) fn release_port(&mut self) {
         self.bound = None;
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.unbind();
@@ -849,13 +410,6 @@ impl IdState {
         }
         self.ctx = Some(shared_context(&Device::by_address(ip)?)?);
         Ok(())
-    }
-}
-
-impl CmEvent {
-    /// Returns `true` if `id` is the identifier of the event, or the listener of its request.
-    fn concerns(&self, id: &CmId) -> bool {
-        self.id.is_same(id) || self.listener.as_ref().is_some_and(|l| l.is_same(id))
     }
 }
 

@@ -3,7 +3,9 @@
 //! Programs bind, resolve, connect and listen with an identifier. The results arrive as events in
 //! its channel.
 //!
-//! - `id`: identifiers; `resolve`: resolution of addresses; `portmap`: the port mapper's client.
+//! - `id`: identifiers; `calls`: what programs do with them; `phase`: how far they have come;
+//!   `notify`: their events; `resolve`: resolution of addresses; `portmap`: the port mapper's
+//!   client.
 //! - `active` and `passive`: the initiator's and the responder's MPA start-up (RFC 5044 section
 //!   7.1, RFC 6581); `startup`: their common parts. `accept`: the responder's last step;
 //!   `awaiting_first_fpdu`: the same step for queue pairs that are connected by number. `refused`:
@@ -19,9 +21,12 @@
 mod accept;
 mod active;
 mod awaiting_first_fpdu;
+mod calls;
 mod id;
+mod notify;
 mod overtaken;
 mod passive;
+mod phase;
 mod placeholder_qp;
 pub(crate) mod portmap;
 mod refused;
@@ -37,8 +42,9 @@ mod xrc;
 pub use crate::conn::infiniband::InfinibandParameters;
 #[cfg(test)]
 pub(crate) use awaiting_first_fpdu::tests::{accepted, requested};
-pub use id::{CmId, CmProgress, ConnectionParameters};
+pub use id::{CmId, ConnectionParameters};
 pub use iwarp_proto::sidr::DEFAULT_QKEY;
+pub use phase::CmProgress;
 pub use sidr::DatagramEnd;
 
 use crate::device::Device;

@@ -68,7 +68,8 @@ impl Source for Overtaken {
 
 #[cfg(test)]
 mod tests {
-    use super::super::id::{CmId, Phase};
+    use super::super::id::CmId;
+    use super::super::phase::Phase;
     use super::super::{CmEventKind, create_event_channel};
     use super::*;
     use crate::testing::context;

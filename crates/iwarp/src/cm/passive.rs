@@ -1,7 +1,8 @@
 //! The responder's start-up: accepts TCP connections, reads MPA requests, and reports them to the
 //! program (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
-use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
+use super::id::{CmId, CmIdInner, ConnectionParameters, engine, shared_context};
+use super::phase::Phase;
 use super::refused::RefusedList;
 use super::startup::{Read, Starting, limits, local_params, record};
 use super::withdrawn::Watch;

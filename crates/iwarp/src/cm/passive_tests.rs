@@ -449,7 +449,7 @@ fn ended_connections_are_not_counted() {
         // The connection ends before the event Established.
         (Phase::Accepting, |id| {
             id.inner.qp_event(Events::DISCONNECTED, None);
-            id.established(super::super::id::Reply::default());
+            id.established(super::super::notify::Reply::default());
         }),
         (Phase::Connected(true), CmId::destroy),
         (Phase::Connected(false), CmId::destroy),

@@ -13,8 +13,12 @@
 //! earlier. With iWARP the initiator's first message triggers the event (RFC 6581 section 9.2), so
 //! this message waits for the call.
 
-use super::id::{CmId, Phase, Reply};
-use crate::conn::qp::{Handover, QpAttributes, QueuePair};
+use super::id::CmId;
+use super::notify::Reply;
+use super::phase::Phase;
+use crate::conn::attach::Handover;
+use crate::conn::attributes::QpAttributes;
+use crate::conn::qp::QueuePair;
 use crate::error::{Error, Result};
 use crate::objects::context::Context;
 

@@ -6,7 +6,8 @@
 //! seconds later, with a different event. Therefore the next hop is checked here, too.
 
 use super::CmEventKind;
-use super::id::{CmId, CmIdInner, IdState, Phase, engine};
+use super::id::{CmId, CmIdInner, IdState, engine};
+use super::phase::Phase;
 use crate::device::source_address;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};

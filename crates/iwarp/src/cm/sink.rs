@@ -1,6 +1,8 @@
 //! Events of an identifier's queue pair: the connection is established, or has ended.
 
-use super::id::{CmId, CmIdInner, IdState, Phase, Reply};
+use super::id::{CmId, CmIdInner, IdState};
+use super::notify::Reply;
+use super::phase::Phase;
 use super::{CmEventKind, overtaken, timewait};
 use crate::conn::qp::{CmSink, QueuePair};
 use iwarp_rnic::qp::{Blame, Events, Fault};

@@ -3,7 +3,8 @@
 //! not, so the program gets an error when it accepts.
 
 use super::CmEventKind;
-use super::id::{CmId, CmIdInner, Phase};
+use super::id::{CmId, CmIdInner};
+use super::phase::Phase;
 use crate::engine::{Engine, Source};
 use crate::sys::poller::Interest;
 use std::sync::{Arc, Weak};

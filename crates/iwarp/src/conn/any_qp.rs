@@ -1,7 +1,8 @@
 //! The implementation of [`AnyQp`] for stream queue pairs, and the calls of a device that create
 //! and find queue pairs.
 
-use super::qp::{QpAttributes, QpInner, QpState, QueuePair};
+use super::attributes::QpAttributes;
+use super::qp::{QpInner, QpState, QueuePair};
 use crate::error::Result;
 use crate::objects::any_qp::{AnyQp, EventQp, PollOutcome, downcast};
 use crate::objects::context::{Context, ContextInner};

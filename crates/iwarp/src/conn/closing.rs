@@ -1,6 +1,6 @@
 //! Collects the effects of each call of the state machine, and ends connections and queue pairs.
 
-use super::effects::{DriveHost, Due, Effects};
+use super::effects::{DriveHost, Due, Effects, Lost};
 use super::linger::{self, Closing, StreamEnd};
 use super::link::{Link, Socket};
 use super::liveness::Reach;
@@ -52,6 +52,13 @@ impl QpInner {
             effects.events |= events;
             effects.fault = g.machine.fault();
             effects.report = g.link.report().clone();
+            if events.contains(Events::FATAL) {
+                effects.lost = Some(Box::new(Lost {
+                    fault: effects.fault,
+                    ends: g.link.socket().map(|socket| socket.ends),
+                    errno: g.stream_errno,
+                }));
+            }
         }
         self.carry_out_wish(g, effects);
         if g.machine.peer_has_closed() && !g.machine.wants_tx() {

@@ -1,9 +1,10 @@
 //! Tests of the end of a connection: what it waits for, what the peer receives, and which events
 //! the connection manager gets.
 
+use super::super::attributes::QpAttributes;
 use super::super::link::Report;
 use super::super::pool;
-use super::super::qp::{CmSink, QpAttributes, QueuePair};
+use super::super::qp::{CmSink, QueuePair};
 use super::*;
 use crate::config::Config;
 use crate::engine::Source;

@@ -10,12 +10,14 @@ use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
 use crate::objects::hooks::Completion;
 use crate::objects::slots::Ring;
+use crate::sys::connect::Ends;
 use crate::sys::guarded::ProcessRange;
 use bitflags::bitflags;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::MutexGuard;
+use std::io;
 use std::sync::Arc;
 
 bitflags! {
@@ -53,8 +55,30 @@ pub(crate) struct Effects {
     /// Why the stream ended, if it ended in error.
     pub(crate) fault: Option<Fault>,
     pub(crate) report: Report,
+    /// The connection has ended in error, which is logged once.
+    pub(crate) lost: Option<Box<Lost>>,
     /// A stream that the queue pair has given up.
     pub(crate) closing: Option<Closing>,
+}
+
+/// A connection that has ended in error, for the log.
+pub(crate) struct Lost {
+    pub(crate) fault: Option<Fault>,
+    /// Its addresses, unless it was given up before.
+    pub(crate) ends: Option<Ends>,
+    /// Number of the system's error, if a call has failed.
+    pub(crate) errno: Option<i32>,
+}
+
+impl Lost {
+    fn log(&self, qp: u32) {
+        let local = self.ends.map(|ends| tracing::field::display(ends.local));
+        let peer = self.ends.map(|ends| tracing::field::display(ends.peer));
+        let fault = self.fault.map(tracing::field::display);
+        let error = self.errno.map(io::Error::from_raw_os_error);
+        let error = error.map(tracing::field::display);
+        tracing::debug!(qp, local, peer, fault, error, "connection lost");
+    }
 }
 
 impl Effects {
@@ -129,10 +153,8 @@ impl Effects {
                 qp.ctx.raise(kind(handle()));
             }
         };
-        if let Some(fault) = &self.fault
-            && self.events.contains(Events::FATAL)
-        {
-            tracing::debug!(qp = qp.num, %fault, "connection failed");
+        if let Some(lost) = &self.lost {
+            lost.log(qp.num);
         }
         raise(
             Events::MESSAGE_IN_RTR,
@@ -493,7 +515,7 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let srq = ctx.create_srq(1, 4, 1).unwrap();
-        let attributes = crate::conn::qp::QpAttributes {
+        let attributes = crate::conn::attributes::QpAttributes {
             srq: Some(srq.clone()),
             ..testing::attributes(&ctx, &cq, &cq)
         };

@@ -147,11 +147,8 @@ pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
         watch(qp, &mut g);
         return;
     }
-    tracing::debug!(
-        qp = qp.num,
-        "the peer's TCP does not answer; the connection is broken"
-    );
     g.peer_vanished = true;
+    g.stream_errno = Some(libc::ETIMEDOUT);
     drive::handle_broken(qp, &mut g, &mut effects);
     qp.collect_effects(&mut g, &mut effects);
     drop(g);

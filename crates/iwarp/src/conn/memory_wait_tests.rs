@@ -3,8 +3,8 @@
 //! Invariant of the `unsafe` code: a test keeps the memory that it registers until its end, and
 //! does not access it.
 
+use crate::conn::attributes::QpAttributes;
 use crate::conn::pool;
-use crate::conn::qp::QpAttributes;
 use crate::conn::qp::QueuePair;
 use crate::objects::context::Context;
 use crate::objects::memory_waiters::MemoryWaiters;

@@ -6,8 +6,8 @@
 //!
 //! | stage of a connection | files |
 //! | --- | --- |
-//! | the queue pair: creation, changes of state | `qp`, `member` (its interface for `objects`) |
-//! | start: attaching a stream that has finished MPA start-up | `QpInner::attach` in `qp` |
+//! | the queue pair: creation, changes of state | `qp`, `attributes`, `any_qp` (its interface for `objects`) |
+//! | start: attaching a stream that has finished MPA start-up | `attach` |
 //! | state of the stream, with its transition table | `link` |
 //! | data: writing and reading the socket | `drive/tx`, `drive/rx`; `pool` (plans and buffers) |
 //! | posting, and when posted requests are sent | `post`, `cork` |
@@ -20,6 +20,8 @@
 //! | variants | `infiniband` (devices shown as RoCE), `xrc_target`, `faults` (injected), `tally` (counts of operations) |
 
 pub(crate) mod any_qp;
+pub(crate) mod attach;
+pub(crate) mod attributes;
 pub(crate) mod closing;
 pub(crate) mod cork;
 pub(crate) mod drive;

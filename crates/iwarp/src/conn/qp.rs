@@ -8,44 +8,38 @@
 //! a driver holds the lock of the memory table, but not `state`. It unlocks the table before it
 //! locks `state` again. Events, wake-ups and callbacks happen when no lock is held.
 
+use super::attributes::QpAttributes;
 use super::cork::Cork;
 use super::drive;
-use super::effects::{DriveHost, Due, Effects};
+use super::effects::{DriveHost, Effects};
 use super::engine_events::{BytesTransferred, PeerAnswers};
 use super::held_receives::HeldReceives;
-use super::infiniband::InfinibandParameters;
-use super::link::{Link, Open, Socket};
-use super::liveness::{self, Liveness};
+use super::link::{Link, Socket};
 use super::pool;
 use super::retry::Retry;
 use super::unsent_tail::UnsentTail;
 use super::xrc_target::XrcTarget;
 use crate::config::ReceiverNotReady;
 use crate::engine::baton::Baton;
-use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CompletionQueue;
-use crate::objects::hooks::{Observer, QpFaults};
+use crate::objects::hooks::QpFaults;
 use crate::objects::slots::{SeenSlots, Slots};
 use crate::objects::srq::SharedReceiveQueue;
 use crate::sys::clock::now_ns;
-use crate::sys::connect::Ends;
 use crate::sys::fork::Origin;
-use crate::sys::poller::Interest;
 use crate::sys::sockopt::{TcpInfo, tcp_info};
-use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
-    State, StreamConfig,
+    Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer, State,
 };
-use iwarp_rnic::{Access, AllocError, Time};
+use iwarp_rnic::{Access, AllocError};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 // Timer kinds from `TIMERS_END` on belong to the attempt to connect.
 /// The timer of the state machine.
@@ -58,83 +52,6 @@ pub(crate) const TIMERS_END: u32 = 6;
 /// How long a Send is held after its sender has closed. The sender no longer waits for it, and the
 /// program that should post the receive may be waiting for the disconnect event.
 const HOLD_CLOSED: Duration = Duration::from_millis(200);
-
-/// The attributes of a new queue pair.
-#[derive(Debug, Clone)]
-pub struct QpAttributes {
-    /// Protection domain number.
-    pub pd: u32,
-    /// Completion queue of the send queue.
-    pub send_cq: CompletionQueue,
-    /// Completion queue of the receive queue.
-    pub recv_cq: CompletionQueue,
-    /// Shared receive queue, used instead of the queue pair's own receive queue.
-    pub srq: Option<SharedReceiveQueue>,
-    /// Creates an unreliable connection (`IBV_QPT_UC`). A Send, or a Write with immediate data, is
-    /// lost if the other end has posted no receive. A Write is lost if it violates the rights of
-    /// the memory. Nothing is acknowledged. There are no Reads and atomics: `max_ird` and `max_ord`
-    /// are 0.
-    pub unreliable: bool,
-    /// Maximum number of outstanding send work requests.
-    pub max_send_wr: u32,
-    /// Maximum number of outstanding receive work requests.
-    pub max_recv_wr: u32,
-    /// Maximum number of SGEs of a send work request.
-    pub max_send_sge: u32,
-    /// Maximum number of SGEs of a receive work request.
-    pub max_recv_sge: u32,
-    /// Maximum number of bytes of inline data.
-    pub max_inline: u32,
-    /// Every send work request writes a completion.
-    pub signal_all: bool,
-    /// Maximum number of inbound RDMA Reads and atomics that are served at a time.
-    pub max_ird: u16,
-    /// Maximum number of outbound RDMA Reads and atomics that are outstanding.
-    pub max_ord: u16,
-}
-
-impl QpAttributes {
-    fn machine_config(&self) -> QpConfig {
-        QpConfig {
-            qp_num: 0,
-            pd: self.pd,
-            max_send_wr: self.max_send_wr,
-            max_recv_wr: self.max_recv_wr,
-            max_send_sge: self.max_send_sge,
-            max_recv_sge: self.max_recv_sge,
-            max_inline: self.max_inline,
-            max_ird: if self.unreliable { 0 } else { self.max_ird },
-            max_ord: if self.unreliable { 0 } else { self.max_ord },
-            signal_all: self.signal_all,
-            shared_receive: false,
-            match_tags: false,
-            receiver_not_ready: Policy::Terminate,
-            snapshot: false,
-            hold_slots: true,
-            budget: Budget::default(),
-        }
-    }
-}
-
-pub(crate) fn is_unreliable(machine: &Machine) -> bool {
-    machine.config().receiver_not_ready == Policy::Drop
-}
-
-/// A stream that has finished MPA start-up, for [`QpInner::attach`].
-pub(crate) struct Handover {
-    pub(crate) stream: TcpStream,
-    pub(crate) ends: Ends,
-    /// The token under which the engine already watches the stream for reading.
-    pub(crate) watched: Option<u64>,
-    pub(crate) config: StreamConfig,
-    pub(crate) flow: Option<Box<dyn Observer>>,
-    pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The queue pair's [`epoch`](QueuePair::epoch) when the attempt to connect began; `None` if
-    /// the queue pair cannot have been reset since.
-    pub(crate) epoch: Option<u64>,
-    /// If set, the connection behaves as on InfiniBand.
-    pub(crate) infiniband: Option<InfinibandParameters>,
-}
 
 /// The part of the connection manager that is notified of a queue pair's connection.
 pub(crate) trait CmSink: Send + Sync {
@@ -156,6 +73,8 @@ pub(crate) struct QpState {
     pub(crate) held_ns: u64,
     /// The peer of the last stream stopped answering.
     pub(crate) peer_vanished: bool,
+    /// The error with which a call for the last stream failed, for the log.
+    pub(crate) stream_errno: Option<i32>,
     /// How long requests wait for a peer that is connected by number.
     pub(crate) retry: Retry,
     /// Number of resets. An attempt to connect that began in an earlier epoch is ignored.
@@ -296,6 +215,7 @@ impl QueuePair {
                     cork: Cork::default(),
                     held_ns: 0,
                     peer_vanished: false,
+                    stream_errno: None,
                     retry: Retry::default(),
                     epoch: 0,
                 }),
@@ -492,130 +412,6 @@ impl QpInner {
         effects.apply(self);
         self.drive_tx();
         result
-    }
-
-    pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
-        let (engine, watched) = self.choose_engine(&handover)?;
-        let token = watched.unwrap_or_else(|| engine.token());
-        let mss = handover.stream.mss().unwrap_or(handover.config.emss);
-        let socket = Arc::new(Socket {
-            stream: handover.stream,
-            ends: handover.ends,
-            flow: handover.flow,
-            token,
-            engine: Arc::clone(&engine),
-            start: Instant::now(),
-        });
-        engine.connection_added();
-        let mut effects = Effects::default();
-        {
-            let mut g = self.state.lock();
-            let is_stale = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
-            let started = if self.is_destroyed() || g.link.is_open() || is_stale {
-                Err(Error::InvalidState(
-                    "the queue pair is destroyed, was reset, or has a connection already",
-                ))
-            } else {
-                self.start_stream(&mut g.machine, handover.config, mss)
-            };
-            if let Err(error) = started {
-                drop(g);
-                engine.remove(&socket.stream, token);
-                return Err(error);
-            }
-            g.apply_infiniband(handover.infiniband);
-            if let Some(flow) = &socket.flow {
-                flow.framed(handover.config.markers_tx, handover.config.markers_rx);
-            }
-            if let Some(faults) = &self.faults {
-                faults.connected(socket.ends.peer, handover.config.crc);
-                effects.add_if(Due::FAULT, faults.is_due());
-            }
-            let liveness = Liveness::new(&socket.stream, self.ctx.config.peer_timeout);
-            let open = Open::new(Arc::clone(&socket), handover.cm, liveness);
-            let attached = g.link.attach(open);
-            debug_assert!(attached, "there was no stream above");
-            g.cork = Cork::default();
-            g.peer_vanished = false;
-            // Add the stream with the lock held, so that no thread changes its interest before.
-            let source = Arc::clone(self) as Arc<dyn Source>;
-            let watched = if watched.is_some() {
-                engine.replace_source(token, source);
-                Ok(())
-            } else {
-                engine.add(&socket.stream, token, Interest::READ, source)
-            };
-            if let Err(e) = watched {
-                // The stream cannot be driven, so treat it as broken.
-                g.link = Link::default();
-                g.machine
-                    .stream_failed(&mut DriveHost::new(self, &mut effects));
-                self.complete_due(&mut g, &mut effects);
-                drop(g);
-                effects.apply(self);
-                return Err(e.into());
-            }
-            // Set timers only now, because the engine drops a timer that has no source.
-            liveness::begin(self, &mut g);
-            self.update_timer(&mut g, &mut effects);
-        }
-        effects.apply(self);
-        // This need not read: the engine reports data that has already arrived.
-        self.drive_tx();
-        Ok(())
-    }
-
-    fn start_stream(&self, machine: &mut Machine, config: StreamConfig, mss: u32) -> Result<()> {
-        if self.ctx.config.placed && !is_unreliable(machine) {
-            machine.complete_when_placed();
-        }
-        if let Some(target) = &self.xrc {
-            machine.set_default_pd(target.default_pd());
-        }
-        let emss = self.emss(mss);
-        machine
-            .start(StreamConfig { emss, ..config }, Time::from_nanos(now_ns()))
-            .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
-        if self.ctx.config.align.applies(mss) {
-            machine.align(mss);
-        }
-        Ok(())
-    }
-
-    /// Chooses the engine for a new connection. Returns the engine, and the token if that engine
-    /// already watches the stream.
-    fn choose_engine(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
-        let first = Engine::current()?;
-        let engine = Engine::for_connection(self.ctx.config.progress_threads.into())?;
-        let watched = match handover.watched {
-            Some(token) if !Arc::ptr_eq(&engine, &first) => {
-                first.remove(&handover.stream, token);
-                None
-            }
-            watched => watched,
-        };
-        Ok((engine, watched))
-    }
-
-    /// Returns the segment size for which FPDUs are built: `mss`, or the configured limit.
-    pub(crate) fn emss(&self, mss: u32) -> u32 {
-        self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
-    }
-
-    /// Fails a connection that was negotiated but cannot be used, and flushes all requests. Does
-    /// nothing if the queue pair was reset since `epoch`, because the reset has ended the
-    /// connection.
-    pub(crate) fn fail_connection(self: &Arc<Self>, epoch: u64) {
-        let mut effects = Effects::default();
-        {
-            let mut g = self.state.lock();
-            if g.epoch != epoch {
-                return;
-            }
-            g.machine.abort(&mut DriveHost::new(self, &mut effects));
-            self.collect_effects(&mut g, &mut effects);
-        }
-        effects.apply(self);
     }
 
     /// Returns `true` if requests wait for the stream of a peer that is connected by number, and

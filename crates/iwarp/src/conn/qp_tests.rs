@@ -1,9 +1,12 @@
 //! Tests of queue pairs: attaching streams, counters, and posting.
 
 use super::*;
+use crate::conn::attributes::is_unreliable;
 use crate::conn::liveness::Reach;
 use crate::engine::policy::Verdict;
+use crate::engine::{Engine, Source};
 use crate::objects::any_qp::AnyQp;
+use crate::sys::poller::Interest;
 use crate::testing::{
     attributes, connected, connected_for, context, link, open, queue_pair, send_fpdu, unattached,
     until, unwatched_link,

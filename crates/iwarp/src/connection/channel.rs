@@ -9,18 +9,21 @@
 //! takes one. The receiver returns credits in halves of the window, so at most two credit messages
 //! are in flight, besides the hello or the end of the other direction: [`RESERVED`] receives.
 //!
-//! A message that is longer than a receive buffer is written to a slot ([`large`](super::large)).
+//! A message that is longer than a receive buffer is written to a slot ([`large`](super::large)),
+//! and so are several messages while the peer has much to read ([`tail`](super::tail)).
 //! Each credit message that returns slots returns at least one, so there are at most as many as
 //! slots. Two more lend additional slots, and one message asks for slots: [`RESERVED_WITH_SLOTS`].
 
 use super::channel_state::{CREDIT_MAX, MOST_CREDITS, State, header, kind};
 use super::channel_wait::{Open, Receiving, Sending, Tickets};
 use super::handle::Connection;
-use super::large::{self, ENCODED_SLOT, Granted, OwnSlots, SLOTS_MAX};
-use super::operation::{Done, HEADER, Op, Operation, Request};
+use super::large::{self, ENCODED_SLOT, Granted, Owed, OwnSlots, SLOTS_MAX};
+use super::operation::Operation;
+use super::output::Done;
 use super::payload::Payload;
+use super::request::{HEADER, Op, Request};
 use super::router::{Inbox, call_all};
-use super::tail::Tail;
+use super::tail::{Kind, Tail};
 use super::waiters::Ticket;
 use crate::error::{Error, Result};
 use crate::verbs::MemoryRegion;
@@ -166,8 +169,18 @@ impl Channel {
     /// Sends a message of up to [`max_len`](Self::max_len) bytes. Completes when the payload may be
     /// reused. A message that is longer than a receive buffer is written to memory that the peer
     /// has lent for it.
+    ///
+    /// While the peer has not received half of the messages for which it has room, or 256 KiB,
+    /// messages of up to 128 KiB are copied, and several are sent together: when there are 640 KiB,
+    /// when the peer has received, before any other request of the connection, or when the process
+    /// exits. Messages in a [`Region`](super::Region) are not copied.
     pub fn send<'a>(&self, payload: impl Into<Payload<'a, u8>>) -> Sending<'a> {
-        Sending::new(&self.shared, payload.into(), Tickets::default())
+        Sending::new(
+            &self.shared,
+            payload.into(),
+            Kind::Message,
+            Tickets::default(),
+        )
     }
 
     /// Waits for a message. Returns `None` when the peer has finished. Cancel safe: dropping the
@@ -262,26 +275,39 @@ impl Shared {
                 break ended;
             }
         };
-        self.lend_more()?;
-        self.give_back()?;
-        self.send_due_tail();
-        let Some(rule) = self.state.lock().broken else {
-            return Ok(ended);
-        };
-        self.connection.close()?;
-        Err(Error::Handshake(rule.into()))
+        let mut state = self.state.lock();
+        if let Some(rule) = state.broken {
+            drop(state);
+            self.connection.close()?;
+            return Err(Error::Handshake(rule.into()));
+        }
+        let missing = state.own_slots.missing();
+        let returned = state.take_owed(self.window);
+        // Data that is gathered has taken one place, which the peer cannot return.
+        let is_peer_busy = state.is_peer_busy(1);
+        drop(state);
+        if missing > 0 {
+            self.lend_more(missing)?;
+        }
+        self.give_back(returned)?;
+        if !is_peer_busy {
+            self.send_tail();
+        }
+        Ok(ended)
     }
 
-    /// Lends more slots to the peer if it needs them.
-    fn lend_more(&self) -> Result<()> {
-        let count = self.state.lock().own_slots.missing();
-        if count == 0 {
-            return Ok(());
-        }
+    /// Lends `count` more slots to the peer.
+    fn lend_more(&self, count: usize) -> Result<()> {
         let inner = &self.connection.inner;
         let slots = large::allocate(inner.pd(), inner.qp().num(), count);
         match slots {
-            Ok(slots) => self.state.lock().own_slots.add(slots),
+            Ok(slots) => {
+                let mut state = self.state.lock();
+                state.own_slots.add(slots);
+                let returned = state.take_owed(self.window);
+                drop(state);
+                self.give_back(returned)?;
+            }
             Err(error) => {
                 let mut state = self.state.lock();
                 state.own_slots.add(Vec::new());
@@ -298,18 +324,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns credits and slots to the peer if half a window, or a quarter of the slots, is owed.
-    fn give_back(&self) -> Result<()> {
-        let (credits, slots) = {
-            let mut state = self.state.lock();
-            let waits = state.inbox.is_empty();
-            let due = state.owed >= self.window.div_ceil(2) || state.own_slots.are_due(waits);
-            if !due || state.peer_finished {
-                return Ok(());
-            }
-            let credits = std::mem::take(&mut state.owed);
-            state.allowed += credits;
-            (credits, state.own_slots.take_owed())
+    /// Returns credits and slots to the peer.
+    fn give_back(&self, returned: Option<(u32, Owed)>) -> Result<()> {
+        let Some((credits, slots)) = returned else {
+            return Ok(());
         };
         let mut encoded = [0; ENCODED_SLOT * SLOTS_MAX];
         let len = match slots.lend(&mut encoded) {
@@ -330,37 +348,41 @@ impl Shared {
 
     /// Records that a message of the peer was dropped, and that its slot was finished.
     pub(super) fn owe(&self, slot: Option<u8>) {
-        {
+        let returned = {
             let mut state = self.state.lock();
             state.owed += 1;
             if let Some(slot) = slot {
                 state.own_slots.finished(slot);
             }
-        }
-        if let Err(error) = self.give_back() {
+            state.take_owed(self.window)
+        };
+        if let Err(error) = self.give_back(returned) {
             tracing::debug!(%error, "a slot cannot be lent again");
         }
     }
 
-    /// Takes a credit for the sender with this ticket, and a slot if the message is `large`.
-    pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>, large: bool) -> Result<Credit> {
+    /// Takes a credit for the sender with this ticket, and a slot if it needs or prefers one.
+    pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>, need: Need) -> Result<Credit> {
         let mut state = self.state.lock();
         if state.finished {
             return Err(Error::InvalidState(
                 "this end of the channel has finished already",
             ));
         }
-        if large && !state.peer_slots.are_lent() && state.peer_slots.want() {
+        let gathers = need.gathers && state.is_peer_busy(0);
+        if (need.slot || gathers) && state.peer_slots.want() {
             drop(state);
             drop(self.control_now(kind::WANT, 0));
-            return Ok(Credit::None);
+            state = self.state.lock();
         }
         if state.credits == 0 || !state.writers.may_take(*ticket) {
             return Ok(Credit::None);
         }
-        let credit = match large.then(|| state.peer_slots.take()) {
+        let takes_slot = need.slot || (gathers && state.peer_slots.has_free());
+        let credit = match takes_slot.then(|| state.peer_slots.take()) {
             None => Credit::Small,
             Some(None) => return Ok(Credit::None),
+            Some(Some(slot)) if gathers => Credit::Gathering(slot),
             Some(Some(slot)) => Credit::Large(slot),
         };
         state.credits -= 1;
@@ -375,7 +397,7 @@ impl Shared {
     /// Returns an unused credit.
     pub(super) fn return_credit(&self, credit: Credit) {
         let mut state = self.state.lock();
-        if let Credit::Large(slot) = credit {
+        if let Credit::Large(slot) | Credit::Gathering(slot) = credit {
             state.peer_slots.put_back(slot);
         }
         state.credits += 1;
@@ -390,7 +412,7 @@ impl Shared {
         if state.peer_slots.are_lent() {
             return true;
         }
-        if state.peer_slots.len > 0 && !state.finished && state.peer_slots.want() {
+        if !state.finished && state.peer_slots.want() {
             drop(state);
             drop(self.control_now(kind::WANT, 0));
         }
@@ -404,4 +426,15 @@ pub(super) enum Credit {
     None,
     Small,
     Large(Granted),
+    /// A slot in which the message should be gathered with later ones.
+    Gathering(Granted),
+}
+
+/// What a message needs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Need {
+    /// A slot: it is too long for a receive buffer.
+    pub(super) slot: bool,
+    /// It can be gathered with others if the peer is busy; see [`super::tail`].
+    pub(super) gathers: bool,
 }

@@ -3,13 +3,15 @@
 //! docs/wire.md describes the format. The functions here call no code of the program: they return
 //! wakers and messages, which the caller calls or drops after unlocking.
 
+use super::frames::{self, FRAME};
 use super::large::{
-    Announced, ENCODED_SLOT, OwnSlots, PeerSlots, SLOT_LEN, SLOT_LEN_MAX, SLOTS_MAX,
+    Announced, ENCODED_SLOT, Owed, OwnSlots, PeerSlots, SLOT_LEN, SLOT_LEN_MAX, SLOTS_MAX,
 };
-use super::operation::HEADER;
 use super::receive::Message;
+use super::request::HEADER;
+use super::tail::FULL;
 use super::waiters::{Place, Ticket, Waiters};
-use crate::verbs::LentMemory;
+use crate::verbs::{LentBytes, LentMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
@@ -66,9 +68,21 @@ pub(super) enum Arrival {
     /// In a slot.
     Large {
         slot: u8,
+        several: bool,
         len: usize,
         memory: Arc<LentMemory>,
     },
+    /// In a slot with several messages: this one and those after it.
+    Several(u8, LentBytes),
+}
+
+/// The bytes of a message for the program.
+#[derive(Debug, Clone)]
+pub(super) enum Received {
+    /// In a receive buffer, without the header.
+    Small(Message),
+    /// In a slot, whose number this is.
+    Large(u8, LentBytes),
 }
 
 impl State {
@@ -82,10 +96,73 @@ impl State {
         }
     }
 
+    /// Returns `true` if the peer's program has much to read: it has not finished with [`FULL`]
+    /// bytes, or has not returned half of its places or slots, as it would if it waited. `unsent`
+    /// places were taken for messages that are not sent yet, which the peer cannot return.
+    pub(super) fn is_peer_busy(&self, unsent: u32) -> bool {
+        let places = (self.window - self.credits).saturating_sub(unsent);
+        places >= self.window.div_ceil(2)
+            || self.peer_slots.are_half_used()
+            || self.peer_slots.in_flight() >= FULL
+    }
+
+    /// Takes the credits and slots to return to the peer, if half of the `window` credits that this
+    /// end has announced, or a quarter of the slots, is owed.
+    pub(super) fn take_owed(&mut self, window: u32) -> Option<(u32, Owed)> {
+        let waits = self.inbox.is_empty();
+        let due = self.owed >= window.div_ceil(2) || self.own_slots.are_due(waits);
+        if !due || self.peer_finished {
+            return None;
+        }
+        let credits = std::mem::take(&mut self.owed);
+        self.allowed += credits;
+        Some((credits, self.own_slots.take_owed()))
+    }
+
     /// Removes a writer from the lists. Returns what [`Waiters::leave`] does.
     pub(super) fn leave_writers(&mut self, ticket: Option<Ticket>) -> (Place, Option<Waker>) {
         self.slot_writers.retain(|writer| Some(*writer) != ticket);
         self.writers.leave(ticket)
+    }
+
+    /// Takes the next message of the inbox for the program. The memory of a slot is taken back from
+    /// the peer. Fails if the peer has broken this rule.
+    pub(super) fn next_message(&mut self) -> Option<Result<Received, &'static str>> {
+        Some(match self.inbox.pop_front()? {
+            Arrival::Small(mut message) => {
+                message.skip(HEADER);
+                Ok(Received::Small(message))
+            }
+            Arrival::Several(slot, bytes) => self.split(slot, bytes),
+            Arrival::Large {
+                slot,
+                several,
+                len,
+                memory,
+            } => match memory.take_back(len) {
+                Ok(bytes) if several => self.split(slot, bytes),
+                Ok(bytes) => Ok(Received::Large(slot, bytes)),
+                Err(error) => {
+                    tracing::debug!(%error, "a slot is written after its message");
+                    Err("the peer writes a slot that it has returned")
+                }
+            },
+        })
+    }
+
+    /// Takes the first message of a slot. The others become the next arrival.
+    fn split(&mut self, slot: u8, mut bytes: LentBytes) -> Result<Received, &'static str> {
+        let Some(len) = frames::first(&bytes) else {
+            return Err("the peer has written a slot that does not consist of messages");
+        };
+        let mut message = bytes.clone();
+        message.restrict(FRAME, len);
+        let rest = frames::framed(len);
+        if rest < bytes.len() {
+            bytes.restrict(rest, bytes.len() - rest);
+            self.inbox.push_front(Arrival::Several(slot, bytes));
+        }
+        Ok(Received::Large(slot, message))
     }
 
     /// Takes the next reader from its list if there is a message or the end.
@@ -137,18 +214,23 @@ impl State {
     }
 
     fn take_large(&mut self, announced: Announced) {
-        let Announced { slot, len, starved } = announced;
+        let Announced { slot, len, .. } = announced;
         let allowed = self.may_receive() && len <= SLOT_LEN;
         let Some(memory) = allowed.then(|| self.own_slots.written(slot)).flatten() else {
             self.broken = Some("the peer has written a slot that was not lent");
             return;
         };
-        if starved {
+        if announced.starved {
             self.own_slots.want(self.inbox.is_empty());
         }
         self.allowed -= 1;
         let len = len as usize;
-        self.inbox.push_back(Arrival::Large { slot, len, memory });
+        self.inbox.push_back(Arrival::Large {
+            slot,
+            several: announced.several,
+            len,
+            memory,
+        });
     }
 
     fn greet(&mut self, message: &[u8], version: u8, window: u32) {

@@ -1,7 +1,7 @@
 //! Tests of the channel protocol, and of counting credits.
 
 use super::channel_state::{Arrival, MOST_CREDITS, State, header, kind};
-use super::operation::HEADER;
+use super::request::HEADER;
 use super::testing::{LIMIT, channels, done, pair, until};
 use super::wait::Wait;
 use super::{Channel, Connection, Message, Options};

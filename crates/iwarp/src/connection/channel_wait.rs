@@ -1,18 +1,20 @@
 //! The operations of a channel: open it, send a message, receive one.
 
-use super::channel::{Channel, Credit, Handle, Shared};
-use super::channel_state::{Arrival, State, VERSION, header, kind};
+use super::channel::{Channel, Credit, Handle, Need, Shared};
+use super::channel_state::{Received, State, VERSION, header, kind};
 use super::large::{Granted, SLOT_LEN};
-use super::operation::{Done, HEADER, Op, Operation};
+use super::operation::Operation;
+use super::output::Done;
 use super::payload::{Carried, Checked, Payload, refused};
-use super::receive::Message;
 use super::region::resolve;
+use super::request::{HEADER, Op};
 use super::router::{Router, call_all};
+use super::tail::{Kind, MESSAGE_MAX};
 use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::{Place, Ticket};
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
-use crate::verbs::{LentBytes, MemoryRegion};
+use crate::verbs::MemoryRegion;
 use iwarp_rnic::Access;
 use std::ops::{Deref, RangeBounds};
 use std::sync::{Arc, Weak};
@@ -130,37 +132,42 @@ impl Tickets {
 pub struct Sending<'a> {
     shared: Handle,
     operation: Operation<'a, Done>,
-    /// It needs a slot of the peer.
-    large: bool,
+    kind: Kind,
+    need: Need,
     tickets: Tickets,
 }
 
 impl_future_and_wait!(['a] Sending<'a> => ());
 
 impl<'a> Sending<'a> {
-    pub(super) fn new(shared: &Handle, payload: Payload<'a, u8>, tickets: Tickets) -> Self {
+    pub(super) fn new(
+        shared: &Handle,
+        payload: Payload<'a, u8>,
+        kind: Kind,
+        tickets: Tickets,
+    ) -> Self {
         let copied = matches!(payload.0, Carried::Copied(_));
-        let large = payload.octets() > shared.most_small(copied) as u64;
+        let octets = payload.octets();
+        let need = Need {
+            slot: octets > shared.most_small(copied) as u64,
+            gathers: match (kind, &payload.0) {
+                // Data of a region is sent from where it is.
+                (_, Carried::Region(_)) => false,
+                (Kind::Message, _) => octets <= MESSAGE_MAX as u64,
+                (Kind::Bytes, _) => true,
+            },
+        };
         let (checked, connection) = (shared.check(&payload), &shared.connection);
         let operation = connection.sending_checked(checked, Op::Send, payload);
         Self {
             shared: shared.clone(),
-            operation: match large {
+            operation: match need.slot {
                 true => operation,
                 false => operation.with_header(header(kind::DATA, 0, 0)),
             },
-            large,
+            kind,
+            need,
             tickets,
-        }
-    }
-
-    /// Starts it if there is a credit. Returns ready when it is started; data of the program is
-    /// copied then.
-    pub(super) fn post(&mut self) -> Poll<Result<()>> {
-        match self.poll_now() {
-            Poll::Pending if !self.operation.is_started() => Poll::Pending,
-            Poll::Pending => Poll::Ready(Ok(())),
-            done => done,
         }
     }
 
@@ -170,13 +177,58 @@ impl<'a> Sending<'a> {
     }
 }
 
+/// What was done with a message.
+enum Start {
+    /// Nothing: there is no room.
+    None,
+    Posted,
+    /// It is sent with others.
+    Gathered,
+}
+
 impl Sending<'_> {
+    fn start(&mut self) -> Result<Start> {
+        let shared = &self.shared;
+        let gathered = match (self.kind, self.operation.unsent()) {
+            // A writer that has waited has its place among the writers.
+            (Kind::Message, Some(octets)) if self.need.gathers && !self.tickets.is_waiting() => {
+                shared.append_message(octets)?
+            }
+            _ => {
+                shared.send_tail();
+                false
+            }
+        };
+        if gathered {
+            self.operation.supersede();
+            return Ok(Start::Gathered);
+        }
+        let credit = shared.take_credit(&mut self.tickets.channel, self.need)?;
+        match credit {
+            Credit::None => return Ok(Start::None),
+            Credit::Small => {}
+            Credit::Large(slot) => self.aim(slot)?,
+            Credit::Gathering(slot) => {
+                let octets = self.operation.unsent().unwrap_or_default();
+                shared.start_gathering(slot, self.kind, octets)?;
+                self.operation.supersede();
+                return Ok(Start::Gathered);
+            }
+        }
+        // With a credit it is sent even if this value is dropped.
+        self.operation.detach();
+        if self.operation.is_refused() {
+            self.shared.return_credit(credit);
+        }
+        Ok(Start::Posted)
+    }
+
     /// Lets the operation write the slot. Data that this end copies are copied to the memory that
     /// belongs to the slot: the peer returns the slot after the data have arrived.
     fn aim(&mut self, slot: Granted) -> Result<()> {
         let staging = match self.operation.is_copied() {
             true => match self.shared.staging(slot.slot) {
-                Ok(staging) => Some(staging),
+                Ok(staging) => Some((staging, self.shared.farewell())),
                 Err(error) => {
                     self.shared.return_credit(Credit::Large(slot));
                     return Err(error);
@@ -184,36 +236,28 @@ impl Sending<'_> {
             },
             false => None,
         };
-        let len = self.operation.octets();
         let shared = &self.shared;
-        let staged = staging.map(|memory| (memory, len));
-        self.operation.aim(staged, |len| shared.write_to(slot, len))
+        let write = |len| shared.write_to(slot, len, Kind::Bytes);
+        self.operation.aim(staging, write)
     }
 }
 
 impl Shared {
-    /// Builds the message for the program. Takes the memory of a large message back from the peer.
-    fn message(self: &Arc<Self>, arrival: Arrival) -> Result<ChannelMessage> {
-        let bytes = match arrival {
-            Arrival::Small(mut message) => {
-                message.skip(HEADER);
-                Received::Small(message)
+    /// Builds the message for the program. If the peer has broken a rule, closes the connection.
+    fn message(
+        self: &Arc<Self>,
+        received: Result<Received, &'static str>,
+    ) -> Result<ChannelMessage> {
+        match received {
+            Ok(bytes) => Ok(ChannelMessage {
+                bytes,
+                channel: Arc::downgrade(self),
+            }),
+            Err(rule) => {
+                self.connection.close()?;
+                Err(Error::Handshake(rule.into()))
             }
-            Arrival::Large { slot, len, memory } => match memory.take_back(len) {
-                Ok(bytes) => Received::Large(slot, bytes),
-                Err(error) => {
-                    tracing::debug!(%error, "a slot is written after its message");
-                    self.connection.close()?;
-                    return Err(Error::Handshake(
-                        "the peer writes a slot that it has returned".into(),
-                    ));
-                }
-            },
-        };
-        Ok(ChannelMessage {
-            bytes,
-            channel: Arc::downgrade(self),
-        })
+        }
     }
 
     /// Returns the memory to which data for a slot of the peer are copied.
@@ -291,21 +335,19 @@ impl Wait for Sending<'_> {
     fn poll_now(&mut self) -> Poll<Result<()>> {
         let ended = self.shared.pump()?;
         if !self.operation.has_begun() && !self.operation.is_refused() && !ended {
-            self.shared.send_tail();
-            let ticket = &mut self.tickets.channel;
-            let credit = self.shared.take_credit(ticket, self.large)?;
-            match credit {
-                Credit::None => return Poll::Pending,
-                Credit::Small => {}
-                Credit::Large(slot) => self.aim(slot)?,
-            }
-            // With a credit it is sent even if this value is dropped.
-            self.operation.detach();
-            if self.operation.is_refused() {
-                self.shared.return_credit(credit);
+            match self.start()? {
+                Start::None => return Poll::Pending,
+                Start::Gathered => return Poll::Ready(Ok(())),
+                Start::Posted => {}
             }
         }
-        self.operation.poll_now()
+        match self.operation.poll_now() {
+            // The data was copied. A process that exits waits for staged data.
+            Poll::Pending if self.kind == Kind::Bytes || self.operation.is_staged() => {
+                Poll::Ready(Ok(()))
+            }
+            done => done,
+        }
     }
 
     fn is_likely_ready(&self) -> bool {
@@ -323,7 +365,7 @@ impl Wait for Sending<'_> {
         let ticket = &mut self.tickets.channel;
         let old = state.writers.wait(ticket, waker);
         if let Some(ticket) =
-            ticket.filter(|ticket| self.large && !state.slot_writers.contains(ticket))
+            ticket.filter(|ticket| self.need.slot && !state.slot_writers.contains(ticket))
         {
             state.slot_writers.push(ticket);
         }
@@ -356,14 +398,6 @@ impl Drop for Sending<'_> {
 pub struct ChannelMessage {
     bytes: Received,
     channel: Weak<Shared>,
-}
-
-#[derive(Debug, Clone)]
-enum Received {
-    /// In a receive buffer, without the header.
-    Small(Message),
-    /// In a slot, whose number this is.
-    Large(u8, LentBytes),
 }
 
 impl ChannelMessage {
@@ -460,8 +494,8 @@ impl Wait for Receiving {
         if !ended && !state.readers.may_take(self.tickets.channel) {
             return Poll::Pending;
         }
-        let arrival = match state.inbox.pop_front() {
-            Some(arrival) => arrival,
+        let received = match state.next_message() {
+            Some(received) => received,
             None if state.peer_finished => return Poll::Ready(Ok(None)),
             None if ended => {
                 drop(state);
@@ -474,7 +508,7 @@ impl Wait for Receiving {
         drop(state);
         drop(gone);
         call_all(next);
-        Poll::Ready(self.shared.message(arrival).map(Some))
+        Poll::Ready(self.shared.message(received).map(Some))
     }
 
     fn is_likely_ready(&self) -> bool {

@@ -2,11 +2,13 @@
 
 use super::batch::Batch;
 use super::endpoint::Endpoint;
-use super::operation::{Bound, Done, Element, Elements, Local, Op, Operation, Request, Yield};
+use super::operation::Operation;
+use super::output::{Bound, Done, Element, Elements, Yield};
 use super::payload::{Checked, Payload, refused};
 use super::receive::{Buffers, Recv};
 use super::region::{REMOTE, Region};
 use super::remote::RemoteRegion;
+use super::request::{Local, Op, Request};
 use super::router::{Router, SlotId};
 use super::wait::{Wait, impl_future_and_wait};
 use super::waiters::Ticket;
@@ -83,7 +85,10 @@ impl Inner {
         let closing = self.closing.load(Ordering::Relaxed);
         let qp = self.qp();
         let end = End::new(qp.fault(), errno, qp.has_peer_vanished(), closing);
-        tracing::debug!(parent: &self.span, ?end, "the connection has ended");
+        // The queue pair has logged an end in error.
+        if qp.fault().is_none() {
+            tracing::debug!(parent: &self.span, ?end, "the connection has ended");
+        }
         // Set once: there is one event.
         let _ = self.end.set(end);
         self.router.end();
@@ -102,7 +107,13 @@ impl Inner {
             status,
             fault,
         };
-        tracing::debug!(parent: &self.span, %error, "a request has failed");
+        match status {
+            // A consequence of the end of the connection, which has been logged.
+            WcStatus::Flushed => {
+                tracing::trace!(parent: &self.span, %error, "a request has failed");
+            }
+            _ => tracing::debug!(parent: &self.span, %error, "a request has failed"),
+        }
         Error::Operation(error)
     }
 

@@ -7,7 +7,7 @@
 //!
 //! A sender uses the slot that was returned last, whose memory is in the caches of both processors.
 
-use super::operation::Target;
+use super::request::Target;
 use crate::error::Result;
 use crate::verbs::{LentMemory, ProtectionDomain};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) const SLOT_LEN_MAX: u32 = 1 << 24;
 /// Length of a slot in a credit message: its number and its STag.
 pub(super) const ENCODED_SLOT: usize = 8;
 
-/// The immediate data of a large message.
+/// The immediate data of a message in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Announced {
     pub(super) slot: u8,
@@ -31,18 +31,22 @@ pub(super) struct Announced {
     pub(super) len: u32,
     /// The sender had to wait for a slot.
     pub(super) starved: bool,
+    /// The slot contains several messages; see [`super::frames`].
+    pub(super) several: bool,
 }
 
 impl Announced {
     pub(super) fn encode(self) -> u32 {
-        u32::from(self.starved) << 31 | u32::from(self.slot) << 24 | (self.len - 1)
+        let flags = u32::from(self.starved) << 31 | u32::from(self.several) << 30;
+        flags | u32::from(self.slot) << 24 | (self.len - 1)
     }
 
     pub(super) fn decode(immediate: u32) -> Self {
         Self {
-            slot: (immediate >> 24) as u8 & 0x7f,
+            slot: (immediate >> 24) as u8 & 0x3f,
             len: (immediate & (SLOT_LEN_MAX - 1)) + 1,
             starved: immediate >> 31 == 1,
+            several: immediate >> 30 & 1 == 1,
         }
     }
 }
@@ -91,14 +95,20 @@ impl PeerSlots {
         self.lent
     }
 
-    /// Returns `true` at the first call, when the peer must be asked for slots.
+    /// Returns `true` if the peer must be asked for slots: at the first call, if it offers some.
     pub(super) const fn want(&mut self) -> bool {
-        !std::mem::replace(&mut self.wanted, true)
+        self.len > 0 && !std::mem::replace(&mut self.wanted, true)
     }
 
     /// Returns how many bytes the peer's program has not finished with.
     pub(super) fn in_flight(&self) -> u64 {
         self.lens.iter().map(|len| u64::from(*len)).sum()
+    }
+
+    /// Returns `true` if the peer's program has not finished with half of the slots.
+    pub(super) fn are_half_used(&self) -> bool {
+        let used = self.lens.iter().filter(|len| **len > 0).count();
+        used > 0 && used >= self.free.len()
     }
 
     /// Records the length of the message in a slot.

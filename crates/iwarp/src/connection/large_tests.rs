@@ -9,13 +9,19 @@ fn encoded(slot: u32, stag: u32) -> Vec<u8> {
 
 #[test]
 fn immediate_data_names_slot_and_length() {
-    for (slot, len, starved, immediate) in [
-        (0, 1, false, 0),
-        (5, 4096, false, 0x0500_0fff),
-        (127, SLOT_LEN_MAX, true, u32::MAX),
-        (0, 256, true, 0x8000_00ff),
+    for (slot, len, starved, several, immediate) in [
+        (0, 1, false, false, 0),
+        (5, 4096, false, false, 0x0500_0fff),
+        (63, SLOT_LEN_MAX, true, true, u32::MAX),
+        (0, 256, true, false, 0x8000_00ff),
+        (1, 256, false, true, 0x4100_00ff),
     ] {
-        let announced = Announced { slot, len, starved };
+        let announced = Announced {
+            slot,
+            len,
+            starved,
+            several,
+        };
         assert_eq!(announced.encode(), immediate);
         assert_eq!(Announced::decode(immediate), announced);
     }

@@ -1,7 +1,9 @@
 //! The data of a Send or Write, before it belongs to a request.
 
+use super::channel_wait::ChannelMessage;
 use super::handle::Connection;
 use super::owned::Owned;
+use super::receive::Message;
 use super::region::Region;
 use crate::error::Error;
 use crate::failure::Refusal;
@@ -9,9 +11,10 @@ use bytemuck::Pod;
 
 /// The data of a Send or Write. These types convert to it:
 ///
-/// - References to slices, arrays, vectors and strings: the data is copied when the request is
-///   posted, so its length is limited to [`Options::message_size`](super::Options::message_size).
-/// - Values: vectors, boxed slices, strings, and with the feature `bytes` also `Bytes`. The
+/// - References to slices, arrays, vectors, boxed slices, strings, received messages, and with the
+///   feature `bytes` also `Bytes`: the data is copied when the request is posted, so its length is
+///   limited to [`Options::message_size`](super::Options::message_size).
+/// - Values: arrays, vectors, boxed slices, strings, and with the feature `bytes` also `Bytes`. The
 ///   operation owns the data, so it can be moved to another task. Short data is copied when the
 ///   request is posted; longer data is registered and sent from where it is.
 /// - Regions, which are not copied.
@@ -34,6 +37,12 @@ impl<T: Pod + Send> From<Vec<T>> for Payload<'_, T> {
 impl<T: Pod + Send> From<Box<[T]>> for Payload<'_, T> {
     fn from(elements: Box<[T]>) -> Self {
         Self::from(elements.into_vec())
+    }
+}
+
+impl<T: Pod + Send, const N: usize> From<[T; N]> for Payload<'_, T> {
+    fn from(elements: [T; N]) -> Self {
+        Self::from(Vec::from(elements))
     }
 }
 
@@ -65,6 +74,33 @@ impl<'a, T> From<&'a Vec<T>> for Payload<'a, T> {
 impl<'a, T, const N: usize> From<&'a [T; N]> for Payload<'a, T> {
     fn from(elements: &'a [T; N]) -> Self {
         Self(Carried::Copied(elements))
+    }
+}
+
+impl<'a, T> From<&'a Box<[T]>> for Payload<'a, T> {
+    fn from(elements: &'a Box<[T]>) -> Self {
+        Self(Carried::Copied(elements))
+    }
+}
+
+/// Sends a received message on, for example back to its sender.
+impl<'a> From<&'a Message> for Payload<'a, u8> {
+    fn from(message: &'a Message) -> Self {
+        Self(Carried::Copied(message))
+    }
+}
+
+/// Sends a received message on, for example back to its sender.
+impl<'a> From<&'a ChannelMessage> for Payload<'a, u8> {
+    fn from(message: &'a ChannelMessage) -> Self {
+        Self(Carried::Copied(message))
+    }
+}
+
+#[cfg(feature = "bytes")]
+impl<'a> From<&'a bytes::Bytes> for Payload<'a, u8> {
+    fn from(bytes: &'a bytes::Bytes) -> Self {
+        Self(Carried::Copied(bytes))
     }
 }
 

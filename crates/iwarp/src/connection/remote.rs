@@ -1,9 +1,9 @@
 //! Typed tokens of a peer's memory. They carry length and rights, which are checked before anything
 //! is posted.
 
-use super::operation::Target;
 use super::payload::{Checked, refused};
 use super::region::{REMOTE, resolve};
+use super::request::Target;
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
 use bytemuck::Pod;

@@ -175,6 +175,8 @@ impl Router {
     /// that were started before it. Returns its slot, or the error and the request.
     #[cold]
     pub(super) fn queue(&self, places: u32, request: Unposted) -> Result<SlotId, Box<NotQueued>> {
+        let holder = self.state.lock().holder.clone();
+        call_all(holder);
         let id = self.enqueue(places, request)?;
         self.post_queued();
         Ok(id)
@@ -200,6 +202,24 @@ impl Router {
         });
         self.slots.crowd();
         Ok(id)
+    }
+
+    /// Announces data that is held back. `holder` is called before another request is posted, and
+    /// must then [enqueue](Self::enqueue) the data and call [`stop_holding`](Self::stop_holding).
+    pub(super) fn hold_back(&self, holder: Waker) {
+        let old = {
+            let mut state = self.state.lock();
+            // Others find no places from now on, so they call `queue`.
+            self.slots.crowd();
+            state.holder.replace(holder)
+        };
+        drop(old);
+    }
+
+    /// Records that no data is held back any more. Call [`post_queued`](Self::post_queued) then.
+    pub(super) fn stop_holding(&self) {
+        let old = self.state.lock().holder.take();
+        drop(old);
     }
 
     /// Posts requests of the backlog now, if there are places, and later even if no thread waits
@@ -246,7 +266,9 @@ impl Router {
     fn next_of_backlog(&self) -> Option<Queued> {
         let mut state = self.state.lock();
         let Some(first) = state.backlog.front() else {
-            self.slots.uncrowd();
+            if state.holder.is_none() {
+                self.slots.uncrowd();
+            }
             return None;
         };
         match self.slots.take_places(first.id.0, first.places) {

@@ -1,7 +1,8 @@
 //! Tests of a router's internals: hints, and reused buffers.
 
 use super::*;
-use crate::connection::operation::{Done, Operation};
+use crate::connection::operation::Operation;
+use crate::connection::output::Done;
 use crate::connection::testing::{Calls, LIMIT, done, pair, pair_with, until};
 use crate::connection::wait::{Wait, poll};
 use crate::connection::{Connection, End, Options};

@@ -1,7 +1,9 @@
 //! The end of a connection after everything has arrived.
 
 use super::handle::{Closed, Connection};
-use super::operation::{Done, Local, Op, Operation, Request};
+use super::operation::Operation;
+use super::output::Done;
+use super::request::{Local, Op, Request};
 use super::router::Router;
 use super::wait::{Wait, impl_future_and_wait};
 use crate::error::{Error, Result};

@@ -7,7 +7,7 @@
 use super::batch::{Kept, Requests};
 use super::farewell::Farewell;
 use super::handle::Inner;
-use super::operation::Request;
+use super::request::Request;
 use super::waiters::Waiters;
 use crate::error::Result;
 use crate::verbs::{MemoryRegion, MemoryWindow, WriteAccess};
@@ -27,6 +27,7 @@ pub(super) enum Held {
     Many(Vec<Kept>),
     Window(MemoryWindow),
     Connection(Farewell),
+    Staged(MemoryRegion, Farewell),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +91,8 @@ pub(super) struct State {
     pub(super) inbox: VecDeque<Arrived>,
     pub(super) readers: Waiters,
     pub(super) end_waiters: Waiters,
+    /// Enqueues data that was written before and is held back.
+    pub(super) holder: Option<Waker>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +116,7 @@ impl State {
             inbox: VecDeque::with_capacity(receives as usize),
             readers: Waiters::default(),
             end_waiters: Waiters::default(),
+            holder: None,
         }
     }
 

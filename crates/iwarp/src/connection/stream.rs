@@ -8,8 +8,8 @@
 use super::channel::Channel;
 use super::channel_wait::{ChannelMessage, Receiving, Sending, Tickets};
 use super::payload::Payload;
-use super::tail::ENOUGH;
-use super::wait::{Wait, block};
+use super::tail::{ENOUGH, Kind};
+use super::wait::block;
 use crate::error::{Error, Result};
 use std::io;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use std::task::{Poll, Waker};
 /// one.
 ///
 /// An end lends its peer no memory until the peer has written more than a short message, and then
-/// up to eight pieces of at most 384 KiB, until the stream is dropped. The writer has as much
+/// up to eight pieces of at most 640 KiB, until the stream is dropped. The writer has as much
 /// memory.
 ///
 /// ```
@@ -179,33 +179,6 @@ pub struct WriteHalf {
     tickets: Tickets,
 }
 
-/// Posts a message without waiting for its completion.
-struct Posting<'a>(Sending<'a>);
-
-impl Wait for Posting<'_> {
-    type Output = ();
-
-    fn poll_now(&mut self) -> Poll<Result<()>> {
-        self.0.post()
-    }
-
-    fn is_likely_ready(&self) -> bool {
-        self.0.is_likely_ready()
-    }
-
-    fn register(&mut self, waker: &Waker) {
-        self.0.register(waker);
-    }
-
-    fn has_begun(&self) -> bool {
-        self.0.has_begun()
-    }
-
-    fn router(&self) -> &super::router::Router {
-        self.0.router()
-    }
-}
-
 impl WriteHalf {
     /// Notifies the peer that no more data follows.
     ///
@@ -223,15 +196,19 @@ impl WriteHalf {
         }
     }
 
-    /// Gathers data if the peer has much to read; see [`super::tail`].
+    /// Adds data to gathered data; see [`super::tail`].
     fn gather(&self, octets: &[u8]) -> Result<Option<usize>> {
         let shared = &self.channel.shared;
         shared.connection.inner.router.check_process()?;
         match self.tickets.is_waiting() {
             // This write has its place among the writers.
             true => Ok(None),
-            false => shared.gather(octets),
+            false => shared.append_bytes(octets),
         }
+    }
+
+    fn send<'a>(channel: &Channel, piece: &'a [u8], tickets: Tickets) -> Sending<'a> {
+        Sending::new(&channel.shared, Payload::from(piece), Kind::Bytes, tickets)
     }
 
     /// Returns as much data as is sent in one message. Until the peer has lent slots, the messages
@@ -262,12 +239,10 @@ impl WriteHalf {
         }
         let piece = self.piece(octets);
         let tickets = std::mem::take(&mut self.tickets);
-        let sending = Sending::new(&self.channel.shared, Payload::from(piece), tickets);
-        let mut posting = Posting(sending);
-        let posted = super::wait::poll(&mut posting, waker);
-        match posted {
+        let mut sending = Self::send(&self.channel, piece, tickets);
+        match super::wait::poll(&mut sending, waker) {
             Poll::Pending => {
-                self.tickets = posting.0.pause();
+                self.tickets = sending.pause();
                 Poll::Pending
             }
             Poll::Ready(result) => Poll::Ready(result.map(|()| piece.len())),
@@ -300,9 +275,7 @@ impl io::Write for WriteHalf {
             return Ok(written);
         }
         let piece = self.piece(octets);
-        let shared = &self.channel.shared;
-        let sending = Sending::new(shared, Payload::from(piece), Tickets::default());
-        block(&mut Posting(sending), None)?;
+        Self::send(&self.channel, piece, Tickets::default()).wait()?;
         Ok(piece.len())
     }
 
@@ -316,11 +289,7 @@ impl Drop for WriteHalf {
     fn drop(&mut self) {
         self.send_gathered();
         let tickets = std::mem::take(&mut self.tickets);
-        drop(Sending::new(
-            &self.channel.shared,
-            Payload::from(&[]),
-            tickets,
-        ));
+        drop(Self::send(&self.channel, &[], tickets));
     }
 }
 

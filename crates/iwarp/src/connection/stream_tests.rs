@@ -3,6 +3,7 @@
 use super::*;
 use crate::connection::Options;
 use crate::connection::testing::{channels, done, until};
+use crate::connection::wait::Wait;
 
 #[test]
 fn dropped_half_leaves_waiter_lists() {
@@ -34,9 +35,9 @@ fn stream_write_waits_for_credit() {
     let (one, other) = (a.connection(), b.connection());
     let posting = || {
         let payload = Payload::from(b"x");
-        Posting(Sending::new(&a.shared, payload, Tickets::default()))
+        Sending::new(&a.shared, payload, Kind::Bytes, Tickets::default())
     };
-    let stands = |posting: &Posting<'_>| (posting.is_likely_ready(), posting.has_begun());
+    let stands = |posting: &Sending<'_>| (posting.is_likely_ready(), posting.has_begun());
     let mut first = posting();
     assert_eq!(stands(&first), (false, false));
     assert!(first.poll_now().is_ready());

@@ -1,58 +1,91 @@
-//! Written data of a stream that is not sent yet, because the peer still has much to read.
+//! Messages and data of a stream that are not sent yet, because the peer still has much to read.
 //!
 //! A system call, a TCP segment and a wake-up cost more than copying 64 KiB. So while the peer is
 //! busy, further writes are gathered in a slot: while its program has not finished with [`FULL`]
 //! bytes, or has not returned half of its places, as it would if it waited. The data is sent when
-//! there are [`ENOUGH`] bytes, when the peer has read, and before anything else is sent. Nothing
-//! waits for a timer, and nothing waits while the peer has little to read.
+//! there are [`ENOUGH`] bytes, when the peer has read, before anything else is sent, and when the
+//! process exits. Nothing waits for a timer, and nothing waits while the peer has little to read.
 //!
 //! Order: gathered data enters the backlog of the connection while it is locked, so a message that
-//! is sent later follows it. It is posted after unlocking.
+//! is sent later follows it. It is posted after unlocking. The router calls [`Holder`] before it
+//! posts any other request of the connection.
 
 use super::channel::{Credit, Shared};
+use super::farewell::{self, Farewell};
+use super::frames::{self, FRAME};
 use super::large::{Announced, Granted};
-use super::operation::Op;
-use super::payload::Payload;
+use super::operation::Operation;
+use super::output::Done;
+use super::request::{Op, Request};
 use super::waiters::Ticket;
 use crate::error::Result;
 use crate::verbs::MemoryRegion;
-use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 
 /// Bytes that the peer's program has not finished with, from which writes are gathered.
-const FULL: u64 = 256 << 10;
+pub(super) const FULL: u64 = 256 << 10;
 /// Bytes that are sent at once. Also the length of a stream's longest message: the two ends copy
 /// and check one message while the next one is on its way, in the caches of their processors.
-pub(super) const ENOUGH: usize = 384 << 10;
+pub(super) const ENOUGH: usize = 640 << 10;
+/// Length of the longest message that is gathered, with its header. Longer ones are sent from where
+/// they are.
+pub(super) const MESSAGE_MAX: usize = 128 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Tail {
     gathered: Mutex<Option<Gathered>>,
     /// Waiting for a message of the peer.
     ticket: Mutex<Option<Ticket>>,
+    wakers: OnceLock<Wakers>,
 }
 
-/// Writes of a stream in a slot.
+#[derive(Debug)]
+struct Wakers {
+    watcher: Waker,
+    holder: Waker,
+}
+
+/// What a slot contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Messages with [frames](frames).
+    Message,
+    /// Bytes: one message, or data of a stream.
+    Bytes,
+}
+
+/// Writes in a slot.
 #[derive(Debug)]
 struct Gathered {
     slot: Granted,
     memory: MemoryRegion,
     len: usize,
+    kind: Kind,
+    farewell: Farewell,
 }
 
 impl Gathered {
+    fn room(&self) -> usize {
+        ENOUGH.min(self.memory.len()) - self.len
+    }
+
     /// Copies as much as there is room for. Returns how much that is.
     fn append(&mut self, octets: &[u8]) -> Result<usize> {
-        let room = ENOUGH.min(self.memory.len()) - self.len;
-        let octets = &octets[..room.min(octets.len())];
+        let octets = &octets[..self.room().min(octets.len())];
         self.memory.write_at(self.len, octets)?;
         self.len += octets.len();
         Ok(octets.len())
     }
 
-    fn is_full(&self) -> bool {
-        self.len >= ENOUGH.min(self.memory.len())
+    /// Copies a message. The caller has checked that there is room.
+    fn append_message(&mut self, octets: &[u8]) -> Result<()> {
+        let header = frames::header(octets.len() as u32);
+        self.memory.write_at(self.len, &header)?;
+        self.memory.write_at(self.len + FRAME, octets)?;
+        self.len += frames::framed(octets.len());
+        Ok(())
     }
 }
 
@@ -71,32 +104,51 @@ impl Wake for Watcher {
     }
 }
 
+/// Sends gathered data before another request.
+struct Holder(Weak<Shared>);
+
+impl Wake for Holder {
+    fn wake(self: Arc<Self>) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.send_tail();
+        }
+    }
+}
+
 impl Shared {
-    /// Returns `true` if the peer has much to read. `unsent` places were taken for gathered data,
-    /// which the peer cannot return.
-    fn is_peer_busy(&self, unsent: u32) -> bool {
-        let state = self.state.lock();
-        let places = (state.window - state.credits).saturating_sub(unsent);
-        places >= state.window.div_ceil(2) || state.peer_slots.in_flight() >= FULL
+    /// Lets a process that exits wait for a message of which the program's data was copied.
+    pub(super) fn farewell(self: &Arc<Self>) -> Farewell {
+        self.tail_wakers();
+        Farewell::of_copied(Arc::clone(&self.connection.inner))
     }
 
-    /// Gathers data if the peer has much to read. Returns how many bytes were copied; `None` if
-    /// they should be sent at once.
-    pub(super) fn gather(self: &Arc<Self>, octets: &[u8]) -> Result<Option<usize>> {
+    fn tail_wakers(self: &Arc<Self>) -> &Wakers {
+        self.tail.wakers.get_or_init(|| {
+            farewell::remember(self);
+            Wakers {
+                watcher: Waker::from(Arc::new(Watcher(Arc::downgrade(self)))),
+                holder: Waker::from(Arc::new(Holder(Arc::downgrade(self)))),
+            }
+        })
+    }
+
+    /// Adds bytes of a stream to gathered ones. Returns how many were copied; `None` if none are
+    /// gathered.
+    pub(super) fn append_bytes(self: &Arc<Self>, octets: &[u8]) -> Result<Option<usize>> {
         let ended = self.connection.inner.router.has_message() && self.pump()?;
         let mut place = self.tail.gathered.lock();
         if ended {
+            self.connection.inner.router.stop_holding();
             *place = None;
-            return Ok(None);
         }
-        if place.is_none() {
-            *place = self.start_gathering()?;
-        }
-        let Some(gathered) = place.as_mut() else {
+        let Some(gathered) = place
+            .as_mut()
+            .filter(|gathered| gathered.kind == Kind::Bytes)
+        else {
             return Ok(None);
         };
         let copied = gathered.append(octets)?;
-        let full = gathered.is_full();
+        let full = gathered.room() == 0;
         drop(place);
         match full {
             true => self.send_tail(),
@@ -105,58 +157,101 @@ impl Shared {
         Ok(Some(copied))
     }
 
-    /// Takes a credit and a slot, if the peer has much to read.
-    fn start_gathering(&self) -> Result<Option<Gathered>> {
-        if !self.is_peer_busy(0) || !self.has_slots() {
-            return Ok(None);
-        }
-        let Credit::Large(slot) = self.take_credit(&mut None, true)? else {
-            return Ok(None);
+    /// Adds a message to gathered ones. If there is no room for it, they are sent. Returns `true`
+    /// if it was copied.
+    pub(super) fn append_message(&self, octets: &[u8]) -> Result<bool> {
+        let mut place = self.tail.gathered.lock();
+        let Some(gathered) = place.as_mut() else {
+            return Ok(false);
         };
+        if gathered.kind == Kind::Message && gathered.room() >= frames::framed(octets.len()) {
+            gathered.append_message(octets)?;
+            return Ok(true);
+        }
+        self.send_gathered(place);
+        Ok(false)
+    }
+
+    /// Gathers messages, or bytes of a stream, in a slot that was taken. These are the first.
+    pub(super) fn start_gathering(
+        self: &Arc<Self>,
+        slot: Granted,
+        kind: Kind,
+        octets: &[u8],
+    ) -> Result<()> {
         let memory = self.staging(slot.slot).inspect_err(|_| {
             self.return_credit(Credit::Large(slot));
         })?;
-        Ok(Some(Gathered {
+        let holder = self.tail_wakers().holder.clone();
+        // Another writer may have begun, too.
+        self.send_tail();
+        let mut place = self.tail.gathered.lock();
+        self.connection.inner.router.hold_back(holder);
+        let gathered = place.insert(Gathered {
             slot,
             memory,
             len: 0,
-        }))
+            kind,
+            farewell: self.farewell(),
+        });
+        match kind {
+            Kind::Message => gathered.append_message(octets)?,
+            Kind::Bytes => drop(gathered.append(octets)?),
+        }
+        match gathered.room() {
+            0 => self.send_gathered(place),
+            _ => {
+                drop(place);
+                self.watch_tail();
+            }
+        }
+        Ok(())
     }
 
-    /// Sends gathered data if the peer has little to read.
-    pub(super) fn send_due_tail(&self) {
-        if self.tail.gathered.lock().is_some() && !self.is_peer_busy(1) {
-            self.send_tail();
+    /// Sends gathered data of a process that exits, and refuses more. If another thread has locked
+    /// it, that thread sends it.
+    pub(super) fn send_tail_at_exit(&self) {
+        if let Some(mut state) = self.state.try_lock() {
+            state.finished = true;
+        }
+        if let Some(place) = self.tail.gathered.try_lock() {
+            self.send_gathered(place);
         }
     }
 
     /// Sends gathered data.
     pub(super) fn send_tail(&self) {
-        {
-            let mut place = self.tail.gathered.lock();
-            let Some(Gathered { slot, memory, len }) = place.take() else {
-                return;
-            };
-            let nothing = Payload::<u8>::from(&[]);
-            let mut operation = self.connection.sending_checked(Ok(()), Op::Send, nothing);
-            let staged = Some((memory, len));
-            if operation
-                .aim(staged, |len| self.write_to(slot, len))
-                .is_ok()
-            {
-                operation.enqueue();
-            }
-        }
+        self.send_gathered(self.tail.gathered.lock());
+    }
+
+    fn send_gathered(&self, mut place: MutexGuard<'_, Option<Gathered>>) {
+        let Some(gathered) = place.take() else {
+            return;
+        };
+        let Gathered {
+            slot,
+            memory,
+            len,
+            kind,
+            farewell,
+        } = gathered;
+        // Slots are shorter than 4 GiB.
+        let op = self.write_to(slot, len as u32, kind);
+        let request = Request::staged(op, memory, farewell, len as u64);
+        Operation::new(&self.connection, Ok(()), request, Done).enqueue();
+        self.connection.inner.router.stop_holding();
+        drop(place);
         self.connection.inner.router.post_queued();
     }
 
     /// Returns the operation that writes `len` bytes to a slot.
-    pub(super) fn write_to(&self, slot: Granted, len: u32) -> Op {
+    pub(super) fn write_to(&self, slot: Granted, len: u32, kind: Kind) -> Op {
         self.state.lock().peer_slots.set_len(slot.slot, len);
         let announced = Announced {
             slot: slot.slot,
             len,
             starved: slot.starved,
+            several: kind == Kind::Message,
         };
         Op::WriteImmediate(slot.target(), announced.encode())
     }
@@ -170,8 +265,7 @@ impl Shared {
                 if ticket.is_some() {
                     return;
                 }
-                let waker = Waker::from(Arc::new(Watcher(Arc::downgrade(self))));
-                router.wait_for_message(&mut ticket, &waker);
+                router.wait_for_message(&mut ticket, &self.tail_wakers().watcher);
             }
             router.watch();
             // The message may have come before the waker was registered.
@@ -190,12 +284,15 @@ impl Shared {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use super::super::testing::{channels, until};
-    use super::super::{Options, Stream};
+    use super::super::testing::{channels, done, until};
+    use super::super::wait::Wait;
+    use super::super::{Channel, Options, Stream, WriteHalf};
     use super::*;
+    use iwarp_rnic::Access;
 
-    #[test]
-    fn watching_ends_with_the_connection() {
+    /// Returns two ends and the writer of the first one. The peer's program reads nothing, so data
+    /// is gathered.
+    fn gathering() -> ([Channel; 2], WriteHalf) {
         let (a, b) = channels(&Options::new());
         let ends = [a.connection(), b.connection()];
         until("slots are lent", &ends, || {
@@ -203,12 +300,52 @@ mod tests {
             a.shared.pump().unwrap();
             a.shared.has_slots()
         });
-        // The peer's program reads nothing.
-        let (_read, mut write) = Stream::from(a.clone()).into_split();
+        let mut write = Stream::from(a.clone()).into_split().1;
         until("data is gathered", &ends, || {
             assert!(write.poll_write(b"x", Waker::noop()).is_ready());
             a.shared.tail.gathered.lock().is_some()
         });
+        ([a, b], write)
+    }
+
+    #[test]
+    fn other_requests_follow_gathered_data() {
+        let ([a, b], mut write) = gathering();
+        let region = b.connection().share::<u8>(8, Access::REMOTE_WRITE).unwrap();
+        let (to, ends) = (region.remote(), [a.connection(), b.connection()]);
+        let posted = || ends[0].stats().sent.messages;
+        for _ in 0..2 {
+            let before = posted();
+            // As a thread does that has returned places.
+            ends[0].inner.router.post_queued();
+            drop(ends[0].write(&[7; 8], &to).started());
+            assert!(a.shared.tail.gathered.lock().is_none());
+            until("both are sent", &ends, || posted() == before + 2);
+            // Then requests need no detour.
+            drop(ends[0].write(&[8; 8], &to).started());
+            until("it is sent", &ends, || posted() == before + 3);
+            until("data is gathered again", &ends, || {
+                assert!(write.poll_write(b"x", Waker::noop()).is_ready());
+                a.shared.tail.gathered.lock().is_some()
+            });
+        }
+    }
+
+    #[test]
+    fn message_follows_gathered_bytes() {
+        let ([a, b], _write) = gathering();
+        let ends = [a.connection(), b.connection()];
+        let mut sending = a.send("message");
+        assert!(sending.poll_now().is_ready(), "it is gathered, too");
+        let next = || done(&mut b.recv(), &ends).unwrap();
+        let first = std::iter::repeat_with(next).find(|message| !message.starts_with(b"x"));
+        assert_eq!(*first.unwrap(), *b"message");
+    }
+
+    #[test]
+    fn watching_ends_with_the_connection() {
+        let ([a, b], mut write) = gathering();
+        let ends = [a.connection(), b.connection()];
         a.connection().close().unwrap();
         until("the end", &ends, || a.shared.pump().unwrap());
         a.shared.watch_tail();

@@ -20,6 +20,7 @@ use super::sources::{PausedSources, Source, Sources};
 use super::sync::{AtomicUsize, Ordering, thread_local};
 use super::timers::Timers;
 use super::watch::{Rounds, Watch};
+use super::yield_pacing::has_competitors;
 use crate::sys::clock::now_ns;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{AsFd, Events, Interest, Poller};
@@ -101,7 +102,7 @@ pub(crate) fn wake_up() {
 /// A caller that polls densely then holds the lease of the whole process, and the progress thread
 /// drives nothing. With one engine, a second thread would gain nothing. With several engines, the
 /// progress threads have enough work, so the caller gets that lease only if it has `many` queue
-/// pairs and no other way to drive them.
+/// pairs and no other way to drive them. The same holds if other threads need its processor.
 pub(crate) fn poll_all(many: bool) -> bool {
     let start = now_ns();
     let (mut served, mut engines) = (false, 0);
@@ -109,7 +110,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
         served |= engine.poll_once();
         engines += 1;
     }
-    if policy::drives_whole_process(many, engines) {
+    if policy::drives_whole_process(many, engines, has_competitors()) {
         let now = now_ns();
         whole_process_lease().renew_for_drive(now, now.saturating_sub(start), kept_from_processor);
     }

@@ -154,9 +154,10 @@ pub(crate) fn serve_all_after(after: u32, was_ready: bool) -> u32 {
 
 /// Returns `true` if a thread that serves the whole process does so instead of the progress
 /// threads. With several engines, it does so only if it has no other way to drive its `many` queue
-/// pairs.
-pub(crate) const fn drives_whole_process(many: bool, engines: usize) -> bool {
-    many || engines == 1
+/// pairs. The same holds if other threads compete for its processor: it then runs rarely, whereas a
+/// progress thread is woken and runs at once.
+pub(crate) const fn drives_whole_process(many: bool, engines: usize, competes: bool) -> bool {
+    many || engines == 1 && !competes
 }
 
 // ------------------------------------------------------------
@@ -311,6 +312,11 @@ pub(crate) const YIELD_SWITCHED_NS: u64 = 1_500;
 /// If a yield took at least this long, the other thread was computing, and not just replying. It
 /// ran until the scheduler preempted it.
 pub(crate) const YIELD_WORKED_NS: u64 = 2_000_000;
+
+/// Returns `true` if other threads need the processor of a thread that yields after `every` polls.
+pub(crate) const fn is_competing(every: u32) -> bool {
+    every != YIELD_ALONE
+}
 
 #[inline]
 pub(crate) fn yield_every(every: u32, took: u64) -> u32 {

@@ -157,13 +157,19 @@ fn idle_process_is_served_less_often() {
 #[test]
 fn poller_replaces_single_progress_thread() {
     let rows = [
-        ((false, 0), false),
-        ((false, 1), true),
-        ((false, 2), false),
-        ((true, 2), true),
-        ((true, 1), true),
+        ((false, 0, false), false),
+        ((false, 1, false), true),
+        ((false, 2, false), false),
+        ((true, 2, false), true),
+        ((true, 1, false), true),
+        // Other threads need the processor.
+        ((false, 1, true), false),
+        ((true, 1, true), true),
     ];
-    check(|(many, engines)| drives_whole_process(many, engines), rows);
+    check(
+        |(many, engines, competes)| drives_whole_process(many, engines, competes),
+        rows,
+    );
 }
 
 #[test]
@@ -325,6 +331,17 @@ fn yield_duration_sets_pace() {
         ((513, u64::MAX), 4096),
     ];
     check(|(every, took)| yield_every(every, took), rows);
+}
+
+#[test]
+fn pace_shows_competitors() {
+    let rows = [
+        (YIELD_ALONE, false),
+        (YIELD_COMPETING, true),
+        (YIELD_ALONE / 2, true),
+        (YIELD_BESIDE_WORK, true),
+    ];
+    check(is_competing, rows);
 }
 
 #[test]

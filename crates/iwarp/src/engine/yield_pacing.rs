@@ -58,6 +58,12 @@ pub fn after_empty_poll() {
     });
 }
 
+/// Returns `true` if other threads needed the processor of the calling thread when it last yielded.
+pub(super) fn has_competitors() -> bool {
+    PACE.try_with(|cell| policy::is_competing(cell.get().every))
+        .unwrap_or(false)
+}
+
 #[cold]
 fn timed_yield() -> u64 {
     let start = now_ns();

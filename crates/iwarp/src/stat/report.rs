@@ -247,7 +247,7 @@ pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
 mod tests {
     use super::*;
     use crate::config::{Config, ReceiverNotReady};
-    use crate::conn::qp::QpAttributes;
+    use crate::conn::attributes::QpAttributes;
     use crate::conn::qp::QueuePair;
     use crate::device::Device;
     use crate::objects::context::Context;

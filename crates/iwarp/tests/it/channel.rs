@@ -3,7 +3,7 @@
 
 use crate::common::calls::{LIMIT, pair_with};
 use iwarp::connection::Refusal;
-use iwarp::{Access, Channel, Error, Options, Stream};
+use iwarp::{Access, Channel, Connection, Error, Options, Stream};
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -194,22 +194,31 @@ fn end_without_finish_is_error() {
     assert!(a.recv().wait_for(LIMIT).is_err());
 }
 
+/// Returns a hello message with a window of messages and the size of the longest one.
+fn hello(window: u32, size: u32) -> Vec<u8> {
+    let mut octets = vec![1, 1, 0, 0];
+    octets.extend(window.to_be_bytes());
+    octets.extend(size.to_be_bytes());
+    octets
+}
+
+/// Opens a channel whose peer sends raw messages after its hello message.
+fn channel_with_raw_peer(options: &Options) -> (Connection, Channel) {
+    let (a, b) = pair_with(options);
+    a.send(&hello(4, 100)).wait().unwrap();
+    let b = Channel::open(b).wait_for(LIMIT).unwrap();
+    (a, b)
+}
+
 #[test]
-fn protocol_violations_end_the_channel() {
-    let hello = |window: u32, size: u32| {
-        let mut octets = vec![1, 1, 0, 0];
-        octets.extend(window.to_be_bytes());
-        octets.extend(size.to_be_bytes());
-        octets
-    };
-    let good = hello(4, 100);
+fn invalid_hello_is_refused() {
     let first: [&[u8]; 8] = [
         &[],
         b"GET / HTTP/1.1",
         &hello(0, 100),
         &hello(1 << 20, 100),
         &hello(4, 8),
-        &good[..8],
+        &hello(4, 100)[..8],
         &[2, 0, 0, 0, 0, 0, 0, 0],
         &[1, 2, 0, 0, 0, 0, 0, 4, 0, 0, 0, 100],
     ];
@@ -219,17 +228,19 @@ fn protocol_violations_end_the_channel() {
         let refused = Channel::open(b).wait_for(LIMIT);
         assert!(matches!(refused, Err(Error::Handshake(_))), "{octets:?}");
     }
+}
+
+#[test]
+fn protocol_violations_end_the_channel() {
     let second: [&[u8]; 5] = [
-        &good,
+        &hello(4, 100),
         &[3, 0, 0, 0, 0, 0, 0, 1],
         &[3, 0, 0, 0, 255, 255, 255, 255],
         &[2, 0, 1, 0, 0, 0, 0, 0],
         &[9, 0, 0, 0, 0, 0, 0, 0],
     ];
     for octets in second {
-        let (a, b) = pair_with(&Options::new());
-        a.send(&good).wait().unwrap();
-        let b = Channel::open(b).wait_for(LIMIT).unwrap();
+        let (a, b) = channel_with_raw_peer(&Options::new());
         a.send(&[2, 0, 0, 0, 0, 0, 0, 0, 7]).wait().unwrap();
         a.send(octets).wait().unwrap();
         // Messages before the violation are still received.
@@ -238,10 +249,11 @@ fn protocol_violations_end_the_channel() {
         assert!(matches!(broken, Err(Error::Handshake(_))), "{octets:?}");
         assert!(b.send("x").wait_for(LIMIT).is_err());
     }
-    // The peer sends data after it has finished.
-    let (a, b) = pair_with(&Options::new());
-    a.send(&good).wait().unwrap();
-    let b = Channel::open(b).wait_for(LIMIT).unwrap();
+}
+
+#[test]
+fn data_after_finish_ends_the_channel() {
+    let (a, b) = channel_with_raw_peer(&Options::new());
     a.send(&[4, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
     a.send(&[2, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
     let error = loop {
@@ -253,10 +265,12 @@ fn protocol_violations_end_the_channel() {
         }
     };
     assert!(matches!(error, Error::Handshake(_)), "{error}");
-    // The peer sends more messages than the window of two allows.
-    let (a, b) = pair_with(&Options::new().receives(6));
-    a.send(&good).wait().unwrap();
-    let b = Channel::open(b).wait_for(LIMIT).unwrap();
+}
+
+/// The peer sends more messages than the window of two allows.
+#[test]
+fn exceeded_window_ends_the_channel() {
+    let (a, b) = channel_with_raw_peer(&Options::new().receives(6));
     for _ in 0..6 {
         let _ = a.send(&[2, 0, 0, 0, 0, 0, 0, 0]).wait_for(LIMIT);
     }

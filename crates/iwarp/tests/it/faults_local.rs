@@ -133,82 +133,92 @@ const STAGES: [&str; 8] = [
     "disconnected",
 ];
 
+/// Returns `true` if a connection in `stage` has passed the stage `other`, or is in it.
+fn reached(stage: &str, other: &str) -> bool {
+    let at = |name: &str| STAGES.iter().position(|stage| *stage == name).unwrap();
+    at(stage) >= at(other)
+}
+
+/// Moves our end to `stage`. Returns the server's end, if it exists then.
+fn advance(stage: &str, end: &End, mem: &Mem, server: &Server) -> Option<End> {
+    let reached = |other: &str| reached(stage, other);
+    if reached("init") {
+        end.qp.modify(State::Init).unwrap();
+        end.post_recv(1, &[mem.sge(8)]);
+    }
+    if reached("resolved") {
+        end.resolve(server.address);
+    }
+    if reached("connecting") {
+        end.id.connect(&parameters(b"")).unwrap();
+    }
+    let far = reached("requested").then(|| server.end(server.request()));
+    if let Some(far) = far.as_ref().filter(|_| reached("connected")) {
+        far.id.accept(&parameters(b"")).unwrap();
+        end.expect(CmEventKind::Established);
+        far.expect(CmEventKind::Established);
+    }
+    if reached("traffic") {
+        for wr_id in 2..20 {
+            end.post(wr_id, SendOp::Send, &[mem.sge(1 << 16)]);
+        }
+    }
+    if let Some(far) = far.as_ref().filter(|_| reached("disconnected")) {
+        far.qp.abort();
+        end.expect_disconnected();
+    }
+    far
+}
+
+/// The ways in which the test ends a connection.
+const ACTS: [&str; 5] = ["destroy", "disconnect", "abort", "modify", "id first"];
+
+fn end_connection(act: &str, stage: &str, end: &mut End) {
+    match act {
+        "destroy" => end.qp.destroy(),
+        "disconnect" => {
+            let disconnected = end.id.disconnect();
+            assert_eq!(
+                disconnected.is_ok(),
+                reached(stage, "connected"),
+                "{stage}: {disconnected:?}"
+            );
+            end.qp.disconnect();
+        }
+        "abort" => end.qp.abort(),
+        "modify" => end.qp.modify(State::Error).unwrap(),
+        _ => {
+            end.id.destroy();
+            end.qp.destroy();
+        }
+    }
+}
+
 #[test]
 fn every_state_can_be_ended() {
     others_are_served(|| {
-        for stage in STAGES {
-            for act in ["destroy", "disconnect", "abort", "modify", "id first"] {
-                let server = Server::new(V4, &config());
-                let end = End::new(V4, &config());
-                let mem = end.mem(1 << 16);
-                let mut far = None;
-                let reached = |s: &str| {
-                    STAGES.iter().position(|t| *t == stage) >= STAGES.iter().position(|t| *t == s)
-                };
-                if reached("init") {
-                    end.qp.modify(State::Init).unwrap();
-                    end.post_recv(1, &[mem.sge(8)]);
-                }
-                if reached("resolved") {
-                    end.resolve(server.address);
-                }
-                if reached("connecting") {
-                    end.id.connect(&parameters(b"")).unwrap();
-                }
-                if reached("requested") {
-                    far = Some(server.end(server.request()));
-                }
-                if let Some(far) = far.as_ref().filter(|_| reached("connected")) {
-                    far.id.accept(&parameters(b"")).unwrap();
-                    end.expect(CmEventKind::Established);
-                    far.expect(CmEventKind::Established);
-                }
-                if reached("traffic") {
-                    for wr_id in 2..20 {
-                        end.post(wr_id, SendOp::Send, &[mem.sge(1 << 16)]);
-                    }
-                }
-                if reached("disconnected") {
-                    let far = far.as_ref().unwrap();
-                    far.qp.abort();
-                    end.expect_disconnected();
-                }
-                let start = Instant::now();
-                match act {
-                    "destroy" => end.qp.destroy(),
-                    "disconnect" => {
-                        let disconnected = end.id.disconnect();
-                        assert_eq!(
-                            disconnected.is_ok(),
-                            reached("connected"),
-                            "{stage}: {disconnected:?}"
-                        );
-                        end.qp.disconnect();
-                    }
-                    "abort" => end.qp.abort(),
-                    "modify" => end.qp.modify(State::Error).unwrap(),
-                    _ => {
-                        end.id.destroy();
-                        end.qp.destroy();
-                    }
-                }
-                if let Some(far) = far.filter(|_| stage == "connected" || stage == "traffic") {
-                    far.expect_disconnected();
-                }
-                if reached("init") && act != "destroy" && act != "id first" && act != "disconnect" {
-                    // Each posted request completes: one receive, and the Sends of the stage
-                    // "traffic".
-                    let mut left = if reached("traffic") { 19 } else { 1 };
-                    while left > 0 {
-                        end.poll();
-                        left -= 1;
-                    }
-                    assert!(end.cq.is_empty());
-                }
-                assert!(start.elapsed() < LIMIT, "{stage}, {act}");
-                drop(end);
-                drop(server);
+        for (stage, act) in STAGES.iter().flat_map(|s| ACTS.map(|act| (*s, act))) {
+            let server = Server::new(V4, &config());
+            let mut end = End::new(V4, &config());
+            let mem = end.mem(1 << 16);
+            let far = advance(stage, &end, &mem, &server);
+            let start = Instant::now();
+            end_connection(act, stage, &mut end);
+            if let Some(far) = far.filter(|_| stage == "connected" || stage == "traffic") {
+                far.expect_disconnected();
             }
+            if reached(stage, "init") && (act == "abort" || act == "modify") {
+                // Each posted request completes: one receive, and the Sends of the stage
+                // "traffic".
+                let posted = if reached(stage, "traffic") { 19 } else { 1 };
+                for _ in 0..posted {
+                    end.poll();
+                }
+                assert!(end.cq.is_empty());
+            }
+            assert!(start.elapsed() < LIMIT, "{stage}, {act}");
+            drop(end);
+            drop(server);
         }
     });
 }

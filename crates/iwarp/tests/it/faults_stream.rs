@@ -4,10 +4,10 @@
 use crate::common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
 use crate::common::*;
 use iwarp::runtime::cm::CmEventKind;
-use iwarp::runtime::{Cqe, RecvWr, SendOp, State, WcStatus};
+use iwarp::runtime::{Cqe, RecvWr, SendOp, SharedReceiveQueue, State, WcStatus};
 use iwarp::{Blame, ReceiverNotReady};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
-use iwarp_proto::mpa::startup::Flags;
+use iwarp_proto::mpa::startup::{Flags, FrameKind};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as Code};
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -379,9 +379,9 @@ fn responder_v6(end: &End) -> Wire {
     let listener = std::net::TcpListener::bind((V6, 0)).unwrap();
     end.connect(listener.local_addr().unwrap(), b"");
     let mut wire = Wire::new(listener.accept().unwrap().0);
-    wire.read_hello(iwarp_proto::mpa::startup::FrameKind::Request);
+    wire.read_hello(FrameKind::Request);
     let hello = Hello::enhanced(true, false);
-    wire.write(&hello.octets(iwarp_proto::mpa::startup::FrameKind::Reply));
+    wire.write(&hello.octets(FrameKind::Reply));
     end.expect(CmEventKind::Established);
     wire.expect(Opcode::WRITE);
     wire.skips_reminders = true;
@@ -502,25 +502,25 @@ fn peer_that_never_closes_times_out() {
     });
 }
 
+/// Connects a peer to a queue pair with a shared receive queue.
+fn connect_with_srq(server: &Server, srq: (&SharedReceiveQueue, u32)) -> (Wire, End) {
+    let mut wire = Wire::connect(server.address);
+    wire.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+    let end = server.end_with(server.request(), Some(srq), 16, 64);
+    end.id.accept(&parameters(b"")).unwrap();
+    wire.read_hello(FrameKind::Reply);
+    wire.rtr_write();
+    end.expect(CmEventKind::Established);
+    (wire, end)
+}
+
 #[test]
 fn srq_serves_others_after_failure() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let pd = server.ctx.allocate_pd();
         let srq = server.ctx.create_srq(pd, 16, 2).unwrap();
-        let mut ends = Vec::new();
-        for _ in 0..3 {
-            let mut wire = Wire::connect(server.address);
-            wire.write(
-                &Hello::enhanced(true, false).octets(iwarp_proto::mpa::startup::FrameKind::Request),
-            );
-            let end = server.end_with(server.request(), Some((&srq, pd)), 16, 64);
-            end.id.accept(&parameters(b"")).unwrap();
-            wire.read_hello(iwarp_proto::mpa::startup::FrameKind::Reply);
-            wire.rtr_write();
-            end.expect(CmEventKind::Established);
-            ends.push((wire, end));
-        }
+        let mut ends = [(); 3].map(|()| connect_with_srq(&server, (&srq, pd)));
         let mem = Mem::new(&server.ctx, pd, 64);
         // Three held Sends wait for a receive each. Two receives are posted.
         for (wire, end) in &mut ends {
@@ -529,18 +529,9 @@ fn srq_serves_others_after_failure() {
                 end.qp.counters().receiver_not_ready > 0
             });
         }
-        let two = [mem.sge(8)];
-        srq.post(&[
-            RecvWr {
-                wr_id: 1,
-                sges: &two,
-            },
-            RecvWr {
-                wr_id: 2,
-                sges: &two,
-            },
-        ])
-        .unwrap();
+        let sges = [mem.sge(8)];
+        let receive = |wr_id| RecvWr { wr_id, sges: &sges };
+        srq.post(&[receive(1), receive(2)]).unwrap();
         let mut done = 0;
         let mut cqe = [Cqe::default()];
         until("two Sends are received", || {
@@ -550,25 +541,17 @@ fn srq_serves_others_after_failure() {
             done == 2
         });
         // The third Send is held until its time limit. Then only its connection ends.
-        let mut closed = 0;
+        let ended = |end: &End| end.qp.state() == State::Error;
         until("the third is terminated", || {
-            closed = ends
-                .iter()
-                .filter(|(_, e)| e.qp.state() == State::Error)
-                .count();
-            closed == 1
+            ends.iter().filter(|(_, end)| ended(end)).count() == 1
         });
         for (wire, end) in &mut ends {
-            if end.qp.state() == State::Error {
+            if ended(end) {
                 wire.expect_terminate(Code::DDP_UNTAGGED_NO_BUFFER);
                 end.expect_disconnected();
                 continue;
             }
-            srq.post(&[RecvWr {
-                wr_id: 3,
-                sges: &two,
-            }])
-            .unwrap();
+            srq.post(&[receive(3)]).unwrap();
             wire.untagged(Opcode::SEND, b"abcdefgh");
             end.expect_status(3, WcStatus::Success);
         }

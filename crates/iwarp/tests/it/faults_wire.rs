@@ -273,7 +273,7 @@ fn control_changed(w: &mut Wire, at: usize, octet: u8) {
 }
 
 #[test]
-fn invalid_segments_are_refused() {
+fn invalid_untagged_fields_are_refused() {
     let cases = [
         case(
             "MSN skipped",
@@ -315,6 +315,24 @@ fn invalid_segments_are_refused() {
                 send_changed(w, |h| h.qn = 1);
             },
         ),
+        Case {
+            receive: WcStatus::LocalLength,
+            ..case(
+                "Send too long",
+                Code::DDP_UNTAGGED_TOO_LONG,
+                REQUEST,
+                |w, _| {
+                    w.untagged(Opcode::SEND, &[7; 65]);
+                },
+            )
+        },
+    ];
+    run(V4, &config(), &cases);
+}
+
+#[test]
+fn invalid_control_octets_are_refused() {
+    let cases = [
         case(
             "no such opcode",
             Code::RDMAP_UNEXPECTED_OPCODE,
@@ -357,6 +375,13 @@ fn invalid_segments_are_refused() {
                 w.send_ulpdu(&ulpdu);
             },
         ),
+    ];
+    run(V4, &config(), &cases);
+}
+
+#[test]
+fn broken_fpdus_are_refused() {
+    let cases = [
         case("half a header", Code::MPA_MARKER, REQUEST, |w, _| {
             w.send_ulpdu(&[0x41, 0x43, 0, 0]);
         }),
@@ -369,17 +394,6 @@ fn invalid_segments_are_refused() {
             fpdu[20] ^= 0x10;
             w.write(&fpdu);
         }),
-        Case {
-            receive: WcStatus::LocalLength,
-            ..case(
-                "Send too long",
-                Code::DDP_UNTAGGED_TOO_LONG,
-                REQUEST,
-                |w, _| {
-                    w.untagged(Opcode::SEND, &[7; 65]);
-                },
-            )
-        },
     ];
     run(V4, &config(), &cases);
 }

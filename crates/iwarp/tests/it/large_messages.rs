@@ -6,7 +6,8 @@ use crate::common::calls::{LIMIT, pair_with};
 use iwarp::connection::Refusal;
 use iwarp::{Access, Channel, Error, Options, RemoteRegion, Stream};
 use std::io::{Read, Write};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -134,6 +135,62 @@ fn gathered_writes_arrive_without_flush() {
     }
 }
 
+/// A slow reader gets messages of all lengths in order: those that are gathered, and those that are
+/// not.
+#[test]
+fn gathered_messages_keep_their_order() {
+    let lens = [0, 1, 7, 8, 65_536, 4089, 131_072, 131_073, 300_000];
+    let len = |n: usize| lens[n * 7 % lens.len()];
+    let (a, b) = channels(&Options::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let region = a.connection().allocate::<u8>(MIB).unwrap();
+            for n in 0..400 {
+                let octets = message(n, len(n));
+                match n % 5 {
+                    0 => a.send(octets).wait_for(LIMIT).unwrap(),
+                    1 => {
+                        region.write_at(0, &octets).unwrap();
+                        let part = region.slice(..octets.len()).unwrap();
+                        a.send(part).wait_for(LIMIT).unwrap();
+                    }
+                    _ => a.send(&octets).wait_for(LIMIT).unwrap(),
+                }
+            }
+            a.finish().wait_for(LIMIT).unwrap();
+        });
+        for n in 0..400 {
+            if n % 60 == 0 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let one = b.recv().wait_for(LIMIT).unwrap().unwrap();
+            assert!(*one == message(n, len(n)), "message {n}");
+        }
+        assert!(b.recv().wait_for(LIMIT).unwrap().is_none());
+    });
+}
+
+#[test]
+fn small_messages_share_slots() {
+    let (a, b) = channels(&Options::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..20_000u32 {
+                a.send(&n.to_le_bytes()).wait_for(LIMIT).unwrap();
+            }
+        });
+        for n in 0..20_000u32 {
+            if n % 1000 == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let one = b.recv().wait_for(LIMIT).unwrap().unwrap();
+            assert_eq!(*one, n.to_le_bytes());
+        }
+    });
+    let stats = a.connection().stats();
+    assert!(stats.sent.messages < 5000, "{stats:?}");
+}
+
 #[test]
 fn dropped_stream_is_read_to_its_end() {
     let (mut a, mut b) = streams();
@@ -150,6 +207,57 @@ fn dropped_stream_is_read_to_its_end() {
     writer.join().unwrap();
 }
 
+/// Starts this test in another process, with the address of a listener in a variable, and accepts
+/// its channel.
+fn peer_process(test: &str, variable: &str) -> (Child, Channel) {
+    let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .arg(path_of(test))
+        .args(["--exact", "--nocapture"])
+        .env(variable, listener.local_addr().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let connection = listener.accept().wait_for(LIMIT).unwrap();
+    (child, Channel::open(connection).wait_for(LIMIT).unwrap())
+}
+
+/// The process exits without dropping the channel, whose last messages are gathered.
+#[test]
+fn exit_sends_gathered_messages() {
+    const ADDRESS: &str = "TEST_RECEIVER";
+    const COUNT: usize = 11;
+    if let Ok(to) = std::env::var(ADDRESS) {
+        let connection = iwarp::connect(to).wait().unwrap();
+        let channel = Channel::open(connection).wait().unwrap();
+        for n in 0..COUNT {
+            channel.send(message(n, 60_000)).wait().unwrap();
+        }
+        std::process::exit(0);
+    }
+    let (mut child, channel) = peer_process("exit_sends_gathered_messages", ADDRESS);
+    let mut kept = Vec::new();
+    for n in 0..COUNT {
+        if n == 2 {
+            // The receiver keeps its memory until the sender has ended.
+            let end = Instant::now() + LIMIT;
+            while child.try_wait().unwrap().is_none() {
+                if Instant::now() > end {
+                    child.kill().unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert!(child.wait().unwrap().success());
+            kept.clear();
+        }
+        let one = channel.recv().wait_for(LIMIT).unwrap().unwrap();
+        assert!(*one == message(n, 60_000), "message {n}");
+        kept.push(one);
+    }
+    // The channel was not finished.
+    assert!(channel.recv().wait_for(LIMIT).is_err());
+}
+
 /// The writing process exits while the reader has most of the data to read.
 #[test]
 fn process_exits_after_data_was_taken() {
@@ -161,16 +269,8 @@ fn process_exits_after_data_was_taken() {
         stream.write_all(&data).unwrap();
         return;
     }
-    let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .arg(path_of("process_exits_after_data_was_taken"))
-        .args(["--exact", "--nocapture"])
-        .env(ADDRESS, listener.local_addr().to_string())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let connection = listener.accept().wait_for(LIMIT).unwrap();
-    let mut stream = Stream::from(Channel::open(connection).wait_for(LIMIT).unwrap());
+    let (mut child, channel) = peer_process("process_exits_after_data_was_taken", ADDRESS);
+    let mut stream = Stream::from(channel);
     let mut back = vec![0; data.len()];
     for piece in back.chunks_mut(MIB / 2) {
         std::thread::sleep(Duration::from_millis(5));
@@ -205,73 +305,98 @@ fn region_with(connection: &iwarp::Connection, stag: u32) -> RemoteRegion<u8> {
     RemoteRegion::from_bytes(&token).unwrap()
 }
 
-/// A peer that breaks the rules of slots loses the connection, and changes no message.
-#[test]
-fn slot_violations_end_the_channel() {
-    /// What the peer does with its four slots after it has written the first one.
-    type Misdeed = fn(&iwarp::Connection, &[RemoteRegion<u8>]);
-    let announce = |slot: u32, len: u32| slot << 24 | (len - 1);
-    assert_eq!(announce(1, 1), 1 << 24);
-    let misdeeds: [Misdeed; 5] = [
-        // It announces a slot that it has announced already,
-        |peer, slots| {
-            drop(
-                peer.write_with_immediate(&[2], &slots[1].slice(..1).unwrap(), 3 << 24)
-                    .wait(),
-            )
-        },
-        // a slot that does not exist,
-        |peer, slots| {
-            drop(
-                peer.write_with_immediate(&[2], &slots[1].slice(..1).unwrap(), 9 << 24)
-                    .wait(),
-            )
-        },
-        // more than fits into a slot.
-        |peer, slots| {
-            let announced = 1 << 24 | (1 << 20);
-            drop(
-                peer.write_with_immediate(&[2], &slots[1].slice(..1).unwrap(), announced)
-                    .wait(),
-            );
-        },
-        // It writes a slot after it has announced it, or beyond its end.
-        |peer, slots| drop(peer.write(&[2], &slots[3].slice(..1).unwrap()).wait()),
-        |peer, _| {
-            drop(
-                peer.send(&[3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0])
-                    .wait(),
-            )
-        },
-    ];
-    for (i, misdeed) in misdeeds.iter().enumerate() {
+/// Returns the immediate data that announces `len` octets in a slot.
+const fn announce(slot: u32, len: u32) -> u32 {
+    slot << 24 | (len - 1)
+}
+
+/// A channel whose peer is a connection that sends raw messages, and has four slots.
+struct Victim {
+    peer: iwarp::Connection,
+    channel: Channel,
+    slots: Vec<RemoteRegion<u8>>,
+}
+
+impl Victim {
+    fn new() -> Self {
         let (peer, end) = pair_with(&Options::new());
         peer.send(hello()).wait().unwrap();
         let channel = Channel::open(end).wait_for(LIMIT).unwrap();
         drop(peer.recv().wait_for(LIMIT).unwrap());
         peer.send(&[5, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
-        let mut waiting = channel.recv();
-        let credit = loop {
-            if let Some(credit) = peer.recv().now().unwrap() {
-                break credit;
+        let credit = {
+            let mut waiting = channel.recv();
+            loop {
+                if let Some(credit) = peer.recv().now().unwrap() {
+                    break credit;
+                }
+                let nothing = std::pin::Pin::new(&mut waiting);
+                let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+                assert!(Future::poll(nothing, context).is_pending());
             }
-            let nothing = std::pin::Pin::new(&mut waiting);
-            let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
-            assert!(Future::poll(nothing, context).is_pending());
         };
         let slots = lent(&credit);
         assert_eq!(slots.len(), 4);
-        let slots: Vec<_> = slots
-            .iter()
-            .map(|(_, stag)| region_with(&peer, *stag))
-            .collect();
-        let first = slots[3].slice(..3).unwrap();
+        let slots = slots.iter().map(|(_, stag)| region_with(&peer, *stag));
+        let slots = slots.collect();
+        Self {
+            peer,
+            channel,
+            slots,
+        }
+    }
+
+    /// Writes an octet to the second slot, with this immediate data.
+    fn write_announced(&self, immediate: u32) {
+        let slot = self.slots[1].slice(..1).unwrap();
+        drop(
+            self.peer
+                .write_with_immediate(&[2], &slot, immediate)
+                .wait(),
+        );
+    }
+}
+
+/// A peer that breaks the rules of slots loses the connection, and changes no message.
+#[test]
+fn slot_violations_end_the_channel() {
+    assert_eq!(announce(1, 1), 1 << 24);
+    // What the peer does after it has written the slot with number 3.
+    let misdeeds: [fn(&Victim); 6] = [
+        // It announces a slot that it has announced already,
+        |victim| victim.write_announced(3 << 24),
+        // a slot that does not exist,
+        |victim| victim.write_announced(9 << 24),
+        // more than fits into a slot.
+        |victim| victim.write_announced(1 << 24 | (1 << 20)),
+        // It writes a slot after it has announced it, or beyond its end.
+        |victim| {
+            let slot = victim.slots[3].slice(..1).unwrap();
+            drop(victim.peer.write(&[2], &slot).wait());
+        },
+        |victim| {
+            let message = [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0];
+            drop(victim.peer.send(&message).wait());
+        },
+        // It announces several messages, of which the first exceeds what it has written.
+        |victim| {
+            let octets = [0, 0, 0, 9, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+            let slot = victim.slots[1].slice(..16).unwrap();
+            let announced = 1 << 30 | announce(1, 16);
+            let peer = &victim.peer;
+            drop(peer.write_with_immediate(&octets, &slot, announced).wait());
+        },
+    ];
+    for (i, misdeed) in misdeeds.iter().enumerate() {
+        let victim = Victim::new();
+        let first = victim.slots[3].slice(..3).unwrap();
+        let (peer, channel) = (&victim.peer, &victim.channel);
         peer.write_with_immediate(b"abc", &first, announce(3, 3))
             .wait()
             .unwrap();
-        let kept = waiting.wait_for(LIMIT).unwrap().unwrap();
+        let kept = channel.recv().wait_for(LIMIT).unwrap().unwrap();
         assert_eq!(*kept, *b"abc");
-        misdeed(&peer, &slots);
+        misdeed(&victim);
         let error = channel.recv().wait_for(LIMIT).unwrap_err();
         let expected = match i {
             3 => matches!(error, Error::Operation(_)),

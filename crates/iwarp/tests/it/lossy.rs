@@ -6,19 +6,19 @@
 //! what is missing; with `IWARP_REQUIRE_NAMESPACES=1` they fail. Without `/dev/net/tun`, as in many
 //! containers, they are always skipped.
 
-use crate::common::lossy::{FAR, Link, NEAR, Shares};
+use crate::common::lossy::{FAR, Fates, Link, NEAR, Shares};
 use crate::common::net::{Net, inside};
 use crate::common::{Mem, context, expect, until};
 use iwarp::Config;
 use iwarp::runtime::cm::{CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
-    CompletionQueue, Cqe, RecvWr, SendFlags, State, UdAddress, UdAttributes, UdQueuePair, UdSendWr,
-    WcStatus, create_event_channel,
+    CompletionQueue, Cqe, RecvWr, SendFlags, State, UdAddress, UdAttributes, UdDrops, UdQueuePair,
+    UdSendWr, WcStatus, create_event_channel,
 };
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const SEED: u64 = 0x1a5_51ed;
@@ -130,10 +130,39 @@ const fn word_of(number: u64, index: usize) -> u64 {
     }
 }
 
+/// Datagrams of each sender.
+const COUNT: u64 = 3000;
+const SENDERS: u64 = 2;
+
+/// Takes a datagram, if one was delivered, and checks its contents, its sender, and that it was not
+/// delivered before. Returns `false` if there is none.
+fn take_one(receiver: &End, senders: &[End], delivered: &mut HashSet<u64>) -> bool {
+    let Some(cqe) = receiver.poll() else {
+        return false;
+    };
+    assert_eq!(cqe.status, WcStatus::Success);
+    let slot = cqe.wr_id as usize;
+    let word = |index| receiver.slots[slot].word(GRH_WORDS + index);
+    let number = word(0);
+    assert!(number < COUNT * SENDERS, "{number:#x} was not sent");
+    let words = length_of(number);
+    assert_eq!(cqe.byte_len as usize, (GRH_WORDS + words) * 8);
+    for index in 0..words {
+        assert_eq!(
+            word(index),
+            word_of(number, index),
+            "word {index} of {number}"
+        );
+    }
+    let sender = &senders[(number / COUNT) as usize];
+    assert_eq!(cqe.src_qp(), sender.qp.num());
+    assert!(delivered.insert(number), "{number} is delivered twice");
+    receiver.receive(slot);
+    true
+}
+
 #[test]
 fn lossy_link_only_loses_datagrams() {
-    const COUNT: u64 = 3000;
-    const SENDERS: u64 = 2;
     let shares = Shares {
         dropped: 50,
         doubled: 100,
@@ -145,32 +174,8 @@ fn lossy_link_only_loses_datagrams() {
         let senders: Vec<End> = (0..SENDERS).map(|_| End::new(NEAR[0], 0)).collect();
         let receiver = net.at_far(|| End::new(FAR[0], RECEIVES));
         let mut delivered = HashSet::new();
-        let mut take = |most: usize| {
-            for _ in 0..most {
-                let Some(cqe) = receiver.poll() else {
-                    return false;
-                };
-                assert_eq!(cqe.status, WcStatus::Success);
-                let slot = cqe.wr_id as usize;
-                let word = |index| receiver.slots[slot].word(GRH_WORDS + index);
-                let number = word(0);
-                assert!(number < COUNT * SENDERS, "{number:#x} was not sent");
-                let words = length_of(number);
-                assert_eq!(cqe.byte_len as usize, (GRH_WORDS + words) * 8);
-                for index in 0..words {
-                    assert_eq!(
-                        word(index),
-                        word_of(number, index),
-                        "word {index} of {number}"
-                    );
-                }
-                let sender = &senders[(number / COUNT) as usize];
-                assert_eq!(cqe.src_qp(), sender.qp.num());
-                assert!(delivered.insert(number), "{number} is delivered twice");
-                receiver.receive(slot);
-            }
-            true
-        };
+        let mut take =
+            |most: usize| (0..most).all(|_| take_one(&receiver, &senders, &mut delivered));
         for i in 0..COUNT {
             for (sender, n) in senders.iter().zip(0..) {
                 let version = (i % 2) as usize;
@@ -185,30 +190,30 @@ fn lossy_link_only_loses_datagrams() {
                 quiet = Instant::now();
             }
         }
-        let (drops, fates) = (receiver.qp.drops(), &link.fates);
-        println!(
-            "{} of {}, {drops:?}, {fates:?}",
-            delivered.len(),
-            COUNT * SENDERS
-        );
-        let of = |fate: &std::sync::atomic::AtomicU32| u64::from(fate.load(Ordering::Relaxed));
-        for fate in [
-            &fates.dropped,
-            &fates.doubled,
-            &fates.overtaken,
-            &fates.spoiled,
-        ] {
-            assert!(of(fate) > 50, "the link has affected too few packets");
-        }
-        // Corruption is detected by the CRC, duplicates by the number.
-        assert!(drops.crc > 50 && drops.copies > 50);
-        assert!(drops.crc <= of(&fates.spoiled));
-        // Losses have a cause, except those of the kernel's own queues.
-        let delivered = delivered.len() as u64;
-        assert!(delivered < COUNT * SENDERS);
-        assert!(delivered > COUNT * SENDERS / 10);
-        assert_eq!((drops.foreign, drops.qkey, drops.too_long), (0, 0, 0));
+        check_losses(delivered.len() as u64, receiver.qp.drops(), &link.fates);
     });
+}
+
+/// Checks that the link has affected packets in each way, and that each loss has a cause.
+fn check_losses(delivered: u64, drops: UdDrops, fates: &Fates) {
+    let sent = COUNT * SENDERS;
+    println!("{delivered} of {sent}, {drops:?}, {fates:?}");
+    let of = |fate: &AtomicU32| u64::from(fate.load(Ordering::Relaxed));
+    for fate in [
+        &fates.dropped,
+        &fates.doubled,
+        &fates.overtaken,
+        &fates.spoiled,
+    ] {
+        assert!(of(fate) > 50, "the link has affected too few packets");
+    }
+    // Corruption is detected by the CRC, duplicates by the number.
+    assert!(drops.crc > 50 && drops.copies > 50);
+    assert!(drops.crc <= of(&fates.spoiled));
+    // Losses have a cause, except those of the kernel's own queues.
+    assert!(delivered < sent);
+    assert!(delivered > sent / 10);
+    assert_eq!((drops.foreign, drops.qkey, drops.too_long), (0, 0, 0));
 }
 
 #[test]

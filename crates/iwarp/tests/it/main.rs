@@ -22,6 +22,7 @@ mod faults_wire;
 mod guess;
 mod hardware;
 mod large_messages;
+mod log;
 mod lossy;
 mod memory;
 mod numbered;

@@ -125,6 +125,43 @@ fn send(end: &End, op: SendOp, sges: &[Sge]) {
         .unwrap();
 }
 
+/// Sends `len` octets, then writes others and reads them back.
+fn transfer(c: &End, s: &End, (cm, sm): (&Mem, &Mem), len: u32) {
+    cm.fill(u64::from(len) + 1);
+    sm.fill(0);
+    s.qp.post_recv(&[RecvWr {
+        wr_id: 9,
+        sges: &[sm.sge(1 << 20)],
+    }])
+    .unwrap();
+    send(c, SendOp::Send, &[cm.sge(len)]);
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    let got = poll(&s.cq);
+    assert_eq!(
+        (got.status, got.opcode, got.byte_len, got.wr_id),
+        (WcStatus::Success, WcOpcode::Recv, len, 9)
+    );
+    for i in 0..len as usize / 8 {
+        assert_eq!(sm.word(i), cm.word(i), "{len} {i}");
+    }
+    // Write, then Read it back into a cleared buffer.
+    cm.fill(u64::from(len) + 2);
+    let (remote_addr, rkey) = (sm.addr(), sm.stag);
+    send(c, SendOp::Write { remote_addr, rkey }, &[cm.sge(len)]);
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    let want: Vec<u64> = (0..len as usize / 8).map(|i| cm.word(i)).collect();
+    cm.fill(0);
+    send(c, SendOp::Read { remote_addr, rkey }, &[cm.sge(len)]);
+    let got = poll(&c.cq);
+    assert_eq!(
+        (got.status, got.opcode),
+        (WcStatus::Success, WcOpcode::Read)
+    );
+    for (i, w) in want.iter().enumerate() {
+        assert_eq!(cm.word(i), *w, "{len} {i}");
+    }
+}
+
 fn all_operations(config: &Config) {
     let (c, s) = pair(config);
     let (cm, sm) = (
@@ -132,53 +169,7 @@ fn all_operations(config: &Config) {
         Mem::new(&s.ctx, s.pd, 1 << 20),
     );
     for len in [8u32, 0, 64, 4096, 65536, 200_000, 1 << 20] {
-        cm.fill(u64::from(len) + 1);
-        sm.fill(0);
-        // Send
-        s.qp.post_recv(&[RecvWr {
-            wr_id: 9,
-            sges: &[sm.sge(1 << 20)],
-        }])
-        .unwrap();
-        send(&c, SendOp::Send, &[cm.sge(len)]);
-        assert_eq!(poll(&c.cq).status, WcStatus::Success);
-        let got = poll(&s.cq);
-        assert_eq!(
-            (got.status, got.opcode, got.byte_len, got.wr_id),
-            (WcStatus::Success, WcOpcode::Recv, len, 9)
-        );
-        for i in 0..len as usize / 8 {
-            assert_eq!(sm.word(i), cm.word(i), "{len} {i}");
-        }
-        // Write, then Read it back into a cleared buffer.
-        cm.fill(u64::from(len) + 2);
-        send(
-            &c,
-            SendOp::Write {
-                remote_addr: sm.addr(),
-                rkey: sm.stag,
-            },
-            &[cm.sge(len)],
-        );
-        assert_eq!(poll(&c.cq).status, WcStatus::Success);
-        let want: Vec<u64> = (0..len as usize / 8).map(|i| cm.word(i)).collect();
-        cm.fill(0);
-        send(
-            &c,
-            SendOp::Read {
-                remote_addr: sm.addr(),
-                rkey: sm.stag,
-            },
-            &[cm.sge(len)],
-        );
-        let got = poll(&c.cq);
-        assert_eq!(
-            (got.status, got.opcode),
-            (WcStatus::Success, WcOpcode::Read)
-        );
-        for (i, w) in want.iter().enumerate() {
-            assert_eq!(cm.word(i), *w, "{len} {i}");
-        }
+        transfer(&c, &s, (&cm, &sm), len);
     }
     sm.fill(100);
     send(

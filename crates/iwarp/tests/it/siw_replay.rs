@@ -17,6 +17,7 @@ use iwarp_proto::mpa::framing::fpdu_len;
 use iwarp_proto::mpa::startup::{Flags, Frame, FrameKind, FrameReader, Progress};
 use iwarp_proto::rdmap::terminate::Layout;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
+use std::collections::VecDeque;
 use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -263,62 +264,102 @@ fn is_last(header: &Header) -> bool {
     }
 }
 
-/// Replays all segments. `we` is our place: `true` for the initiator. If the recording contains a
-/// Terminate from our place, returns the Terminate that our end sends there, and ends the replay.
+/// A recording that is being replayed.
+struct Replay<'a> {
+    script: &'a Script,
+    /// Our place: `true` for the initiator.
+    we: bool,
+    stage: &'a mut Stage,
+    /// Sinks of our Read Requests that wait for a response, oldest first.
+    sinks: VecDeque<(Stag, u64)>,
+    /// Octets of the oldest response that were sent.
+    sink_at: u64,
+    /// Which segments of our place were compared.
+    compared: Vec<bool>,
+}
+
+/// Replays all segments. If the recording contains a Terminate from our place, returns the
+/// Terminate that our end sends there, and ends the replay.
 fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
-    let mut sinks: std::collections::VecDeque<(Stag, u64)> = Default::default();
-    let mut sink_at = 0;
-    // Number of segments of our place that were compared.
-    let mut compared = vec![false; script.segments.len()];
-    for index in 0..script.segments.len() {
-        let (by, header, payload) = script.segments[index].clone();
-        if by != we {
-            if header.opcode() == Opcode::READ_RESPONSE && !payload.is_empty() {
-                let (stag, to) = *sinks
-                    .front()
-                    .expect("no request of ours waits for this response");
-                let sink = (stag, to + sink_at);
-                sink_at += payload.len() as u64;
-                if is_last(&header) {
-                    sinks.pop_front();
-                    sink_at = 0;
-                }
-                stage.play(header, payload, Some(sink));
-            } else if header.opcode() == Opcode::READ_RESPONSE {
-                let sink = sinks.pop_front();
-                stage.play(header, payload, sink);
-            } else {
-                if header.opcode() == Opcode::READ_REQUEST {
-                    let found = script.segments[index..]
-                        .iter()
-                        .position(|(by, h, _)| *by == we && h.opcode() == Opcode::READ_RESPONSE);
-                    // There is no response if siw refused the request.
-                    if let Some(next) = found {
-                        let parts = message(&script.segments, index + next);
-                        let octets: Vec<u8> = parts.into_iter().flat_map(|(_, p)| p).collect();
-                        stage.fill(SERVED, &octets);
-                    }
-                }
-                stage.play(header, payload, None);
-            }
-            continue;
-        }
-        if compared[index] {
-            continue;
-        }
-        if header.opcode() == Opcode::TERMINATE {
-            let (_, octets) = stage.wire.recv();
+    let mut replay = Replay {
+        script,
+        we,
+        stage,
+        sinks: VecDeque::new(),
+        sink_at: 0,
+        compared: vec![false; script.segments.len()],
+    };
+    for (index, (by, header, payload)) in script.segments.iter().enumerate() {
+        if *by != we {
+            replay.play(index, *header, payload.clone());
+        } else if header.opcode() == Opcode::TERMINATE {
+            let (_, octets) = replay.stage.wire.recv();
             return Some(Terminate::parse(&octets).unwrap().0);
+        } else if !replay.compared[index] {
+            replay.stage.wait_until_taken();
+            let parts = replay.take_message(index);
+            replay.post(*header, &parts);
+            replay.compare(index, parts);
         }
-        stage.wait_until_taken();
-        let parts = message(&script.segments, index);
-        let mut left = parts.len();
-        for (i, (other, h, _)) in script.segments.iter().enumerate().skip(index) {
-            if *other == we && h.opcode() == header.opcode() && left > 0 {
-                compared[i] = true;
-                left -= 1;
+    }
+    None
+}
+
+impl Replay<'_> {
+    /// Sends a segment of the other end.
+    fn play(&mut self, index: usize, header: Header, payload: Vec<u8>) {
+        let sink = match header.opcode() {
+            Opcode::READ_RESPONSE if payload.is_empty() => self.sinks.pop_front(),
+            Opcode::READ_RESPONSE => Some(self.sink_of(&header, payload.len())),
+            Opcode::READ_REQUEST => {
+                self.fill_response(index);
+                None
             }
+            _ => None,
+        };
+        self.stage.play(header, payload, sink);
+    }
+
+    /// Returns where our end expects the next `len` octets of a response.
+    fn sink_of(&mut self, header: &Header, len: usize) -> (Stag, u64) {
+        let oldest = self.sinks.front();
+        let (stag, to) = *oldest.expect("no request of ours waits for this response");
+        let sink = (stag, to + self.sink_at);
+        self.sink_at += len as u64;
+        if is_last(header) {
+            self.sinks.pop_front();
+            self.sink_at = 0;
         }
+        sink
+    }
+
+    /// Writes the octets of our next recorded response to the memory that our end answers from.
+    fn fill_response(&mut self, index: usize) {
+        let found = self.script.segments[index..]
+            .iter()
+            .position(|(by, h, _)| *by == self.we && h.opcode() == Opcode::READ_RESPONSE);
+        // There is no response if siw refused the request.
+        if let Some(next) = found {
+            let parts = message(&self.script.segments, index + next);
+            let octets: Vec<u8> = parts.into_iter().flat_map(|(_, p)| p).collect();
+            self.stage.fill(SERVED, &octets);
+        }
+    }
+
+    /// Returns the segments of our message that begins at `index`, and marks them as compared.
+    fn take_message(&mut self, index: usize) -> Vec<(Header, Vec<u8>)> {
+        let parts = message(&self.script.segments, index);
+        let opcode = parts[0].0.opcode();
+        let rest = self.script.segments.iter().enumerate().skip(index);
+        rest.filter(|(_, (by, h, _))| *by == self.we && h.opcode() == opcode)
+            .take(parts.len())
+            .for_each(|(i, _)| self.compared[i] = true);
+        parts
+    }
+
+    /// Posts the request that sends the message, unless our end sends it without a request.
+    fn post(&mut self, header: Header, parts: &[(Header, Vec<u8>)]) {
+        let stage = &mut *self.stage;
         let octets: Vec<u8> = parts.iter().flat_map(|(_, p)| p.clone()).collect();
         match header.opcode() {
             Opcode::SEND => {
@@ -346,28 +387,29 @@ fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
             Opcode::READ_RESPONSE => {}
             other => panic!("{other:?} in a recording"),
         }
+    }
+
+    /// Compares what our end sends with the recorded message.
+    fn compare(&mut self, index: usize, parts: Vec<(Header, Vec<u8>)>) {
         for (recorded, theirs) in parts {
-            let (sent, ours) = stage.recv(&recorded);
+            let (sent, ours) = self.stage.recv(&recorded);
             assert_eq!(sent, recorded, "segment {index}: {ours:02x?}");
-            if header.opcode() == Opcode::READ_REQUEST {
-                let (mine, siw) = (
-                    ReadRequest::parse(&ours).unwrap(),
-                    ReadRequest::parse(&theirs).unwrap(),
-                );
-                sinks.push_back((mine.sink_stag, mine.sink_to));
-                assert_eq!(mine.size, siw.size, "segment {index}");
-                if mine.size > 0 {
-                    assert_eq!(
-                        (mine.source_stag, mine.source_to),
-                        (siw.source_stag, siw.source_to)
-                    );
-                }
+            if recorded.opcode() != Opcode::READ_REQUEST {
+                assert_eq!(ours, theirs, "segment {index}");
                 continue;
             }
-            assert_eq!(ours, theirs, "segment {index}");
+            let mine = ReadRequest::parse(&ours).unwrap();
+            let siw = ReadRequest::parse(&theirs).unwrap();
+            self.sinks.push_back((mine.sink_stag, mine.sink_to));
+            assert_eq!(mine.size, siw.size, "segment {index}");
+            if mine.size > 0 {
+                assert_eq!(
+                    (mine.source_stag, mine.source_to),
+                    (siw.source_stag, siw.source_to)
+                );
+            }
         }
     }
-    None
 }
 
 /// Posts `count` receives, all into the same part of our memory, with numbers from 1000.

@@ -229,38 +229,56 @@ fn completions_of_requests_raise_events() {
     assert_eq!(post(TagOperation::Synchronize, true), (None, true));
 }
 
+const SENDERS: usize = 4;
+/// Messages of each kind and sender.
+const EACH: u64 = 25;
+
+/// A sender, and the queue pair of the receiver to which it is connected.
+struct Sender {
+    cq: CompletionQueue,
+    here: QueuePair,
+    there: QueuePair,
+}
+
+impl Sender {
+    /// Connects to the receiver, which gets a buffer for each message. The sender gets a receive
+    /// for the end of each rendezvous.
+    fn new(receiver: &Receiver, number: u64, mem: &Mem) -> Self {
+        let ctx = &receiver.ctx;
+        let cq = ctx.create_cq(256, None).unwrap();
+        let here = queue_pair(ctx, receiver.pd, &cq, None);
+        let there = queue_pair(ctx, receiver.pd, &cq, Some(&receiver.srq));
+        connect(&here, &there);
+        connect(&there, &here);
+        for i in 0..2 * EACH {
+            receiver.add(number * 100 + i, number);
+        }
+        let sges = [mem.sge(64)];
+        for wr_id in 0..EACH {
+            here.post_recv(&[RecvWr { wr_id, sges: &sges }]).unwrap();
+        }
+        Self { cq, here, there }
+    }
+
+    /// Takes completions. Returns how many rendezvous have ended.
+    fn poll(&self) -> u64 {
+        let mut out = [Cqe::default(); 64];
+        let n = self.cq.poll(&mut out).unwrap();
+        assert!(out[..n].iter().all(|cqe| cqe.status == WcStatus::Success));
+        let ends = out[..n].iter().filter(|cqe| cqe.opcode == WcOpcode::Recv);
+        ends.count() as u64
+    }
+}
+
 /// There are more senders than receives. Each message uses a receive only briefly, and then the
 /// next waiting message uses it.
 #[test]
 fn senders_share_one_receive() {
-    const SENDERS: usize = 4;
-    const EACH: u64 = 25;
     let receiver = Receiver::new(1);
-    let (ctx, mem) = (
-        receiver.ctx.clone(),
-        Mem::new(&receiver.ctx, receiver.pd, 64),
-    );
+    let mem = Mem::new(&receiver.ctx, receiver.pd, 64);
     mem.fill(0x5a5a);
-    let mut ends = Vec::new();
-    for sender in 0..SENDERS as u64 {
-        let cq = ctx.create_cq(256, None).unwrap();
-        let here = queue_pair(&ctx, receiver.pd, &cq, None);
-        let there = queue_pair(&ctx, receiver.pd, &cq, Some(&receiver.srq));
-        connect(&here, &there);
-        connect(&there, &here);
-        for i in 0..2 * EACH {
-            receiver.add(sender * 100 + i, sender);
-        }
-        let sges = [mem.sge(64)];
-        for i in 0..EACH {
-            here.post_recv(&[RecvWr {
-                wr_id: i,
-                sges: &sges,
-            }])
-            .unwrap();
-        }
-        ends.push((cq, here, there));
-    }
+    let senders = (0..SENDERS as u64).map(|number| Sender::new(&receiver, number, &mem));
+    let senders: Vec<Sender> = senders.collect();
     let source = [
         &mem.addr().to_be_bytes()[..],
         &mem.stag.to_be_bytes(),
@@ -268,12 +286,13 @@ fn senders_share_one_receive() {
     ]
     .concat();
     for _ in 0..EACH {
-        for (sender, (_, here, _)) in ends.iter().enumerate() {
-            let eager = message(Operation::Eager, sender as u64, &[sender as u8; 40]);
-            let request = message(Operation::Rendezvous, sender as u64, &source);
+        for (number, sender) in senders.iter().enumerate() {
+            let eager = message(Operation::Eager, number as u64, &[number as u8; 40]);
+            let request = message(Operation::Rendezvous, number as u64, &source);
             for octets in [&eager, &request] {
-                here.post_send(&[SendWr::inline(1, &[&octets[..]]).signaled()])
-                    .unwrap();
+                let pieces = [&octets[..]];
+                let wr = SendWr::inline(1, &pieces).signaled();
+                sender.here.post_send(&[wr]).unwrap();
             }
         }
     }
@@ -292,11 +311,8 @@ fn senders_share_one_receive() {
             valid += u64::from(cqe.flags.contains(WcFlags::TAG_DATA));
             matched += u64::from(cqe.flags.contains(WcFlags::TAG_MATCH));
         }
-        for (finished, (cq, ..)) in finished.iter_mut().zip(&ends) {
-            let n = cq.poll(&mut out).unwrap();
-            assert!(out[..n].iter().all(|cqe| cqe.status == WcStatus::Success));
-            let ends = out[..n].iter().filter(|cqe| cqe.opcode == WcOpcode::Recv);
-            *finished += ends.count() as u64;
+        for (finished, sender) in finished.iter_mut().zip(&senders) {
+            *finished += sender.poll();
         }
     }
     assert_eq!(matched, 2 * EACH * SENDERS as u64);
@@ -304,9 +320,9 @@ fn senders_share_one_receive() {
     let last = receiver.mem.word(BUFFERS);
     assert!(last == mem.word(0) || last.to_ne_bytes().iter().all(|octet| *octet < 4));
     assert_eq!(receiver.srq.len(), 1, "the receive was returned each time");
-    for (_, here, there) in ends {
-        here.destroy();
-        there.destroy();
+    for sender in senders {
+        sender.here.destroy();
+        sender.there.destroy();
     }
 }
 

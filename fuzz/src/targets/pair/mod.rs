@@ -47,6 +47,19 @@ pub fn pair(data: &[u8]) {
     pair.finish();
 }
 
+/// Panics if there is no valid reason to refuse the request.
+fn check_refusal(error: PostError, plan: &Plan) {
+    let valid = match error {
+        PostError::QueueFull | PostError::InvalidState | PostError::InlineTooLong => true,
+        // Invalid only if the Read depth is 0.
+        PostError::InvalidRequest => {
+            plan.needs_sink || matches!(plan.op, SendOp::AtomicWrite { .. })
+        }
+        _ => false,
+    };
+    assert!(valid, "{:?} is refused: {error}", plan.op);
+}
+
 const fn bit(octet: u8, n: u8) -> bool {
     octet >> n & 1 != 0
 }
@@ -169,8 +182,6 @@ impl Pair {
 
     /// Posts a valid request of this kind, if there is room.
     fn post(&mut self, side: usize, kind: u8, [a, b, c]: [u8; 3]) {
-        let peer = self.endpoints[side ^ 1].keys;
-        let keys = self.endpoints[side].keys;
         let flags = flags(c);
         let len = usize::from(u16::from_be_bytes([a & 7, b])) % (SLOT + 1);
         let from = SOURCE.0 + usize::from(a >> 3) * 64;
@@ -179,61 +190,18 @@ impl Pair {
         let word = WORDS.0 + usize::from(b & 7) * 8;
         let target = EXPOSED.0 + usize::from(c) % (EXPOSED.1 / 8) * 8;
         let target = target.min(EXPOSED.0 + EXPOSED.1 - len);
-        let (imm, sink) = (
-            u32::from(c) << 8 | u32::from(b),
-            self.endpoints[side].program.sink(),
-        );
-        let (remote_addr, rkey) = (target as u64, peer.exposed);
         let source = Source {
             from,
             len,
-            key: keys.source,
+            key: self.endpoints[side].keys.source,
         };
+        let imm = u32::from(c) << 8 | u32::from(b);
         let plan = match kind {
             0..=2 => Plan::sends(SendOp::Send, source, None),
             3 => Plan::sends(SendOp::SendImm(imm), source, Some(imm)),
-            4 | 5 => Plan::writes(
-                SendOp::Write { remote_addr, rkey },
-                source,
-                target,
-                data.clone(),
-            ),
-            6 => Plan {
-                imm: Some(imm),
-                message: Some(WcOpcode::RecvWriteImm),
-                ..Plan::writes(
-                    SendOp::WriteImm {
-                        remote_addr,
-                        rkey,
-                        imm,
-                    },
-                    source,
-                    target,
-                    data.clone(),
-                )
-            },
-            7 => Plan::writes(
-                SendOp::AtomicWrite {
-                    remote_addr: word as u64,
-                    rkey: peer.words,
-                },
-                Source {
-                    len: 8,
-                    from: from & !7,
-                    ..source
-                },
-                word,
-                template()[from & !7..][..8].to_vec(),
-            ),
-            8 | 9 => Plan::reads(
-                SendOp::Read {
-                    remote_addr: from as u64,
-                    rkey: peer.source,
-                },
-                sink,
-                keys.sinks,
-                data.clone(),
-            ),
+            4..=6 => self.write(side, source, target, (kind == 6).then_some(imm)),
+            7 => self.atomic_write(side, source, word),
+            8 | 9 => self.read(side, source),
             _ => {
                 let value = u64::from_ne_bytes(std::array::from_fn(|i| pattern(len + i)));
                 let is_equal = bit(c, 7);
@@ -241,6 +209,50 @@ impl Pair {
             }
         };
         let _ = self.post_plan(side, plan, flags, &data);
+    }
+
+    /// Plans a Write, with immediate data if there is an `imm`.
+    fn write(&self, side: usize, source: Source, target: usize, imm: Option<u32>) -> Plan {
+        let (remote_addr, rkey) = (target as u64, self.endpoints[side ^ 1].keys.exposed);
+        let data = template()[source.from..][..source.len].to_vec();
+        let Some(imm) = imm else {
+            return Plan::writes(SendOp::Write { remote_addr, rkey }, source, target, data);
+        };
+        let op = SendOp::WriteImm {
+            remote_addr,
+            rkey,
+            imm,
+        };
+        Plan {
+            imm: Some(imm),
+            message: Some(WcOpcode::RecvWriteImm),
+            ..Plan::writes(op, source, target, data)
+        }
+    }
+
+    fn atomic_write(&self, side: usize, source: Source, word: usize) -> Plan {
+        let op = SendOp::AtomicWrite {
+            remote_addr: word as u64,
+            rkey: self.endpoints[side ^ 1].keys.words,
+        };
+        let source = Source {
+            len: 8,
+            from: source.from & !7,
+            ..source
+        };
+        let data = template()[source.from..][..8].to_vec();
+        Plan::writes(op, source, word, data)
+    }
+
+    /// Plans a Read of the peer's memory at the place of `source`.
+    fn read(&self, side: usize, source: Source) -> Plan {
+        let (end, peer) = (&self.endpoints[side], &self.endpoints[side ^ 1]);
+        let op = SendOp::Read {
+            remote_addr: source.from as u64,
+            rkey: peer.keys.source,
+        };
+        let data = template()[source.from..][..source.len].to_vec();
+        Plan::reads(op, end.program.sink(), end.keys.sinks, data)
     }
 
     /// Plans a Fetch and Add, or a Compare and Swap that compares with the word's current value
@@ -305,22 +317,9 @@ impl Pair {
             sges: &plan.sges,
             inline: &pieces,
         };
-        let posted = end.qp.post_send(&wr, &mut end.host);
-        match posted {
-            Ok(()) => {}
-            Err(PostError::QueueFull | PostError::InvalidState | PostError::InlineTooLong) => {
-                return false;
-            }
-            // Invalid only if the Read depth is 0.
-            Err(PostError::InvalidRequest) => {
-                assert!(
-                    plan.needs_sink || matches!(plan.op, SendOp::AtomicWrite { .. }),
-                    "{:?} is refused",
-                    plan.op
-                );
-                return false;
-            }
-            Err(error) => panic!("{:?} is refused: {error}", plan.op),
+        if let Err(error) = end.qp.post_send(&wr, &mut end.host) {
+            check_refusal(error, &plan);
+            return false;
         }
         if plan.answer.is_some() {
             end.program.use_sink();

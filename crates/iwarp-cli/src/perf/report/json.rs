@@ -1,5 +1,6 @@
 //! The report as JSON. Scripts rely on the keys: add keys, but never rename any.
 
+use super::disturbed::is_disturbed_under_load;
 use super::{Report, Row};
 use crate::perf::under_load::UnderLoad;
 use iwarp_figures::Spread;
@@ -14,7 +15,7 @@ impl Report {
                 "congestion_control": self.host.congestion_control,
                 "nodelay": true,
                 "connections": self.qps,
-                "results": self.tcp.iter().map(tcp).collect::<Vec<_>>(),
+                "results": self.tcp.iter().map(|t| self.tcp(t)).collect::<Vec<_>>(),
             },
             "results": self.rows.iter().map(|r| self.result(r)).collect::<Vec<_>>(),
             "beside_a_program": self.under_load.iter().map(under_load).collect::<Vec<_>>(),
@@ -50,23 +51,25 @@ impl Report {
             "bw_ratio": median(r.bw_ratio),
             "lat_ratio_min_max": min_max(r.lat_ratio),
             "bw_ratio_min_max": min_max(r.bw_ratio),
+            "disturbed": self.is_disturbed(r),
         })
     }
-}
 
-fn tcp(t: &Row) -> Value {
-    json!({
-        "size_bytes": t.size,
-        "poll": t.poll.name(),
-        "lat_us_p50": median(t.p50),
-        "lat_us_p99": median(t.p99),
-        "lat_cpu_us": median(t.lat_cpu),
-        "bw_bytes_per_s": median(t.bytes_per_s),
-        "msgs_per_s": median(t.msgs_per_s),
-        "bw_cpu_us": median(t.bw_cpu),
-        "lat_us_p50_min_max": min_max(t.p50),
-        "bw_bytes_per_s_min_max": min_max(t.bytes_per_s),
-    })
+    fn tcp(&self, t: &Row) -> Value {
+        json!({
+            "size_bytes": t.size,
+            "poll": t.poll.name(),
+            "lat_us_p50": median(t.p50),
+            "lat_us_p99": median(t.p99),
+            "lat_cpu_us": median(t.lat_cpu),
+            "bw_bytes_per_s": median(t.bytes_per_s),
+            "msgs_per_s": median(t.msgs_per_s),
+            "bw_cpu_us": median(t.bw_cpu),
+            "lat_us_p50_min_max": min_max(t.p50),
+            "bw_bytes_per_s_min_max": min_max(t.bytes_per_s),
+            "disturbed": self.is_disturbed(t),
+        })
+    }
 }
 
 fn under_load(u: &UnderLoad) -> Value {
@@ -76,6 +79,7 @@ fn under_load(u: &UnderLoad) -> Value {
         "lat_us_p50": median(u.p50),
         "lat_us_p99": median(u.p99),
         "left_to_the_program": median(u.program_share),
+        "disturbed": is_disturbed_under_load(u),
     })
 }
 

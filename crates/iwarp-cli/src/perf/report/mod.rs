@@ -1,5 +1,6 @@
 //! Computes results from samples: medians over rounds, and ratios within rounds.
 
+mod disturbed;
 mod json;
 mod paper;
 mod plot;

@@ -1,13 +1,15 @@
 //! The report as text: one table each for spinning and blocking, the table under load, and the
 //! comparison with the paper of 2005.
 
+use super::disturbed::{NOTE, is_disturbed_under_load};
 use super::{Report, Row};
 use crate::perf::point::Poll;
 use iwarp_cli_common::units::{digits3, message_rate, rate, size};
 use iwarp_figures::Spread;
 use std::fmt::Write as _;
 
-const HEAD: [&str; 11] = [
+/// The last column has the mark of disturbed rows.
+const HEAD: [&str; 12] = [
     "op",
     "size",
     "CRC",
@@ -19,6 +21,7 @@ const HEAD: [&str; 11] = [
     "messages",
     "CPU µs",
     "÷ TCP",
+    "",
 ];
 
 impl Report {
@@ -73,11 +76,14 @@ impl Report {
                     cells.push(Default::default());
                 }
                 last = Some(r.size);
-                cells.push(line(r));
+                cells.push(line(r, mark(self.is_disturbed(r))));
             }
             let _ = write!(out, "\n{title}\n{}", align(&cells, 2));
         }
         out += &self.under_load_table();
+        if self.has_disturbed_rows() {
+            let _ = write!(out, "\n{NOTE}");
+        }
         if let Some(paper) = self.paper() {
             let _ = write!(out, "\n{paper}");
         }
@@ -89,7 +95,7 @@ impl Report {
         if self.under_load.is_empty() {
             return String::new();
         }
-        let head = ["op", "size", "lat p50", "p99 µs", "left to the program"];
+        let head = ["op", "size", "lat p50", "p99 µs", "left to the program", ""];
         let mut cells = vec![head.map(str::to_owned)];
         let us = |s: Option<Spread>| s.map(|s| digits3(s.median)).unwrap_or_default();
         cells.extend(self.under_load.iter().map(|u| {
@@ -101,6 +107,7 @@ impl Report {
                 us(u.p50),
                 us(u.p99),
                 share.unwrap_or_default(),
+                mark(is_disturbed_under_load(u)),
             ]
         }));
         format!(
@@ -110,7 +117,11 @@ impl Report {
     }
 }
 
-fn line(r: &Row) -> [String; 11] {
+fn mark(disturbed: bool) -> String {
+    if disturbed { "!" } else { "" }.to_owned()
+}
+
+fn line(r: &Row, mark: String) -> [String; 12] {
     let crc = if r.op.is_tcp() {
         ""
     } else if r.crc {
@@ -131,6 +142,7 @@ fn line(r: &Row) -> [String; 11] {
         show(r.msgs_per_s, message_rate),
         show(r.bw_cpu, digits3),
         ratio(r.bw_ratio),
+        mark,
     ]
 }
 

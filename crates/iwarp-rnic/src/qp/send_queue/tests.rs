@@ -2,6 +2,7 @@
 //! request completes once, in order.
 
 use super::*;
+use crate::Cqe;
 use std::vec;
 
 const CAPACITY: u32 = 8;

@@ -64,6 +64,49 @@ struct Seen {
     fault: Option<Fault>,
 }
 
+/// Returns the FPDUs of the segments. Writes and Reads access `stag`.
+fn fpdus(rig: &mut Rig, stag: u32, segments: &[Segment]) -> Vec<Vec<u8>> {
+    let (mut msn, mut mo, mut request) = (1, 0, 1);
+    let mut fpdus = Vec::new();
+    for (i, s) in segments.iter().enumerate() {
+        let payload: Vec<u8> = (0..s.len).map(|j| (i * 31 + j) as u8).collect();
+        let ulpdu = match s.kind {
+            0..=5 => tagged(Opcode::WRITE, stag, s.to, s.last, &payload),
+            6..=10 => {
+                let opcode = match s.kind {
+                    6 => Opcode::SEND_SE,
+                    _ => Opcode::SEND,
+                };
+                let ulpdu = untagged(opcode, 0, msn, mo, s.last, &payload);
+                (msn, mo) = match s.last {
+                    true => (msn + 1, 0),
+                    false => (msn, mo + s.len as u32),
+                };
+                ulpdu
+            }
+            11 => {
+                // The completion carries the length of the preceding Write.
+                msn += 1;
+                let imm = Immediate::plain(i as u32).octets();
+                untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
+            }
+            _ => {
+                request += 1;
+                let body = read_request(i as u32 + 2, 16, stag, s.to);
+                untagged(Opcode::READ_REQUEST, 1, request - 1, 0, true, &body)
+            }
+        };
+        let mut fpdu = rig.fpdu(&ulpdu);
+        if let Some((at, with)) = s.mangle
+            && at < fpdu.len()
+        {
+            fpdu[at] ^= with;
+        }
+        fpdus.push(fpdu);
+    }
+    fpdus
+}
+
 proptest! {
     #[test]
     fn segmentation_has_no_effect(
@@ -83,36 +126,7 @@ proptest! {
                 let sges = [part(wr_id * 64, 40 + wr_id as u32 % 3 * 30), part(3000, 900)];
                 rig.qp.post_recv(&RecvWr { wr_id, sges: &sges }, &mut rig.host).unwrap();
             }
-            let (mut msn, mut mo, mut request) = (1, 0, 1);
-            let mut fpdus: Vec<Vec<u8>> = Vec::new();
-            for (i, s) in segments.iter().enumerate() {
-                let payload: Vec<u8> = (0..s.len).map(|j| (i * 31 + j) as u8).collect();
-                let ulpdu = match s.kind {
-                    0..=5 => tagged(Opcode::WRITE, target.stag, s.to, s.last, &payload),
-                    6..=10 => {
-                        let opcode = if s.kind == 6 { Opcode::SEND_SE } else { Opcode::SEND };
-                        let ulpdu = untagged(opcode, 0, msn, mo, s.last, &payload);
-                        if s.last { msn += 1; mo = 0 } else { mo += s.len as u32 }
-                        ulpdu
-                    }
-                    11 => {
-                        // The completion carries the length of the preceding Write.
-                        msn += 1;
-                        let imm = Immediate::plain(i as u32).octets();
-                        untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
-                    }
-                    _ => {
-                        request += 1;
-                        let body = read_request(i as u32 + 2, 16, target.stag, s.to);
-                        untagged(Opcode::READ_REQUEST, 1, request - 1, 0, true, &body)
-                    }
-                };
-                let mut fpdu = rig.fpdu(&ulpdu);
-                if let Some((at, with)) = s.mangle && at < fpdu.len() {
-                    fpdu[at] ^= with;
-                }
-                fpdus.push(fpdu);
-            }
+            let mut fpdus = fpdus(rig, target.stag, &segments);
             if segments.iter().any(Segment::has_other_length) {
                 // With a wrong length, an FPDU may include everything after it. How much of an
                 // incomplete FPDU is examined is undefined, so it is completed.

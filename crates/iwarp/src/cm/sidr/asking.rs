@@ -1,7 +1,8 @@
 //! The requester: repeats its request until an answer arrives, and then adds the event.
 
 use super::super::CmEventKind;
-use super::super::id::{CmId, CmIdInner, Phase, engine};
+use super::super::id::{CmId, CmIdInner, engine};
+use super::super::phase::Phase;
 use super::DatagramEnd;
 use crate::cm::CmEvent;
 use crate::crc::crc32c_append;

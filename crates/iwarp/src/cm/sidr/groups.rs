@@ -4,7 +4,8 @@
 //! attaches the queue pair. Here attaching the queue pair does both. Therefore an identifier
 //! without a queue pair joins the group when it gets one.
 
-use super::super::id::{CmId, Phase};
+use super::super::id::CmId;
+use super::super::phase::Phase;
 use super::super::{CmEvent, CmEventKind};
 use super::DatagramEnd;
 use crate::device::gid_of;

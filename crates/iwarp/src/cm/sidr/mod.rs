@@ -14,7 +14,8 @@ mod serving;
 pub(super) use asking::Asking;
 pub(super) use serving::{Asked, Serving};
 
-use super::id::{CmId, ConnectionParameters, IdState, Phase};
+use super::id::{CmId, ConnectionParameters, IdState};
+use super::phase::Phase;
 use crate::error::{Error, Result};
 use crate::sys::connect::Sharing;
 use crate::sys::service::ServiceSocket;

@@ -1,6 +1,7 @@
 //! The listener: reads requests, passes them to the program, and sends its answers.
 
-use super::super::id::{CmId, CmIdInner, Phase, engine, shared_context};
+use super::super::id::{CmId, CmIdInner, engine, shared_context};
+use super::super::phase::Phase;
 use super::super::{CmEvent, CmEventKind};
 use super::request_table::{Advice, Key, RequestTable};
 use crate::admission::Networks;

@@ -345,7 +345,8 @@ fn handle_read_error(
     error: &io::Error,
     effects: &mut Effects,
 ) {
-    tracing::debug!(qp = qp.num, %error, "receive failed");
+    tracing::trace!(qp = qp.num, %error, "receive failed");
+    g.stream_errno = g.stream_errno.or(error.raw_os_error());
     g.peer_vanished = error.raw_os_error() == Some(libc::ETIMEDOUT);
     // `EFAULT`: the program has unmapped registered memory.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);

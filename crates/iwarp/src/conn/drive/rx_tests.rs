@@ -1,6 +1,7 @@
 //! Tests of reading: the first read of a call, several reads in a call, and the end of a stream.
 
-use super::super::super::qp::{QpAttributes, QueuePair};
+use super::super::super::attributes::QpAttributes;
+use super::super::super::qp::QueuePair;
 use super::*;
 use crate::testing::{
     attributes, break_off, connected, context, queue_pair, send_fpdu_of, until, unwatched_link,

@@ -305,7 +305,8 @@ fn handle_incomplete_write(
         }
         Err(error) => error,
     };
-    tracing::debug!(qp = qp.num, %error, "send failed");
+    tracing::trace!(qp = qp.num, %error, "send failed");
+    g.stream_errno = g.stream_errno.or(error.raw_os_error());
     if error.raw_os_error() == Some(libc::EFAULT) {
         // The program has unmapped registered memory. A Terminate may have to be sent.
         g.machine

@@ -1,6 +1,7 @@
 //! Tests of writing: plans, errors of the socket, injected faults, and changes of the MSS.
 
-use super::super::super::qp::{QpAttributes, QueuePair};
+use super::super::super::attributes::QpAttributes;
+use super::super::super::qp::QueuePair;
 use super::*;
 use crate::config::Config;
 use crate::objects::context::Context;

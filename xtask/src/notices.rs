@@ -11,17 +11,18 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use xtask::context::Context;
 use xtask::process::cargo;
+use xtask::release_builds::INSTALLED;
 
-use super::output;
+use crate::deb::output;
 
-/// The crates whose programs and libraries are in the package.
-const ROOTS: [&str; 4] = ["iwarp-cli", "iwarp-verbs", "iwarp-rspreload", "iwarp-paths"];
 /// Prefixes of the names of files with licences.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "COPYRIGHT"];
 
-/// Returns the names, licences and licence texts of all foreign crates. A text that several crates
-/// share occurs once.
-pub(super) fn text(context: &Context) -> Result<String> {
+/// Returns cargo's metadata of all packages, with the dependencies on this platform.
+///
+/// # Errors
+/// If cargo fails, or if the lock file is out of date.
+pub(crate) fn metadata(context: &Context) -> Result<Value> {
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     let host = host.context("rustc -vV prints no host")?;
@@ -32,7 +33,16 @@ pub(super) fn text(context: &Context) -> Result<String> {
         "--filter-platform",
         host,
     ]))?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
+    serde_json::from_str(&metadata).context("cargo metadata")
+}
+
+/// Returns the names, licences and licence texts of all foreign crates. A text that several crates
+/// share occurs once.
+///
+/// # Errors
+/// As [`metadata`], or if a licence cannot be read.
+pub(crate) fn text(context: &Context) -> Result<String> {
+    let metadata = metadata(context)?;
     let wanted = linked_packages(&metadata);
     let mut list = String::from(
         "The programs of this package contain the crates below, and parts of Rust's standard\n\
@@ -82,7 +92,7 @@ fn licences(dir: &Path) -> Result<Vec<String>> {
 
 /// Returns the packages whose code is linked into the programs, without build scripts, macros and
 /// dependencies of tests.
-fn linked_packages(metadata: &Value) -> BTreeSet<&str> {
+pub(crate) fn linked_packages(metadata: &Value) -> BTreeSet<&str> {
     let mut dependencies: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in metadata["resolve"]["nodes"]
         .as_array()
@@ -111,7 +121,7 @@ fn linked_packages(metadata: &Value) -> BTreeSet<&str> {
         .map(id)
         .collect();
     let mut pending: Vec<&str> = packages()
-        .filter(|package| ROOTS.iter().any(|root| package["name"] == **root))
+        .filter(|package| INSTALLED.iter().any(|root| package["name"] == **root))
         .filter_map(|package| package["id"].as_str())
         .collect();
     let mut found = BTreeSet::new();
