@@ -60,7 +60,7 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "ibverbs-utils",
         proof: Proof::Program("ibv_devinfo"),
-        needed_by: &["apps", "lessons"],
+        needed_by: &["apps"],
         why: "lists and describes devices through the C library",
     },
     Package {

@@ -36,7 +36,6 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/make", "make"),
     ("/usr/bin/ib_write_bw", "perftest"),
     ("/usr/bin/rping", "rdmacm-utils"),
-    ("/usr/bin/ibv_devinfo", "ibverbs-utils"),
     ("/usr/bin/tshark", "tshark"),
 ];
 /// Set in the process that runs in a network namespace of its own.
