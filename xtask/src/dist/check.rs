@@ -83,6 +83,11 @@ struct Artefact {
 
 impl Trial<'_> {
     fn run(&self, log: &mut Log, args: &DistArgs) -> Result<()> {
+        let mut artefacts = Vec::from(self.artefacts());
+        artefacts.retain(|artefact| args.wants(artefact.kind));
+        if artefacts.is_empty() {
+            return Ok(());
+        }
         let (suite, name) = (self.suite, self.platform.name);
         log.say(format!("Debian {suite}, {name}"));
         let root = self.root(log)?;
@@ -91,10 +96,7 @@ impl Trial<'_> {
         if let Some(musl) = self.musl {
             fs::copy(musl, root.path.join("tmp/musl-program"))?;
         }
-        for artefact in self.artefacts() {
-            if !args.wants(artefact.kind) {
-                continue;
-            }
+        for artefact in artefacts {
             let file = artefact.file.file_name().context("no name")?;
             let inside = format!("/tmp/{}", file.display());
             fs::copy(&artefact.file, root.path.join(&inside[1..]))

@@ -200,3 +200,29 @@ impl Podman {
 fn remove_folder(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manifests_name_image_of_this_version() {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .join(MANIFESTS);
+        let wanted = format!("image: {}:{}", image::NAME, env!("CARGO_PKG_VERSION"));
+        for name in ["devices.yaml", "bandwidth.yaml"] {
+            let text = fs::read_to_string(dir.join(name)).unwrap();
+            let images: Vec<&str> = text
+                .lines()
+                .map(str::trim)
+                .filter(|line| line.contains(image::NAME))
+                .collect();
+            assert!(!images.is_empty(), "{name}");
+            assert!(
+                images.iter().all(|line| *line == wanted),
+                "{name}: {images:?}"
+            );
+        }
+    }
+}

@@ -83,6 +83,9 @@ enum Kind {
     Sbom,
 }
 
+/// The artefacts that contain programs. The others need no build in release mode.
+const PROGRAMS: [Kind; 5] = [Kind::Bundle, Kind::Deb, Kind::Rpm, Kind::Wheel, Kind::Image];
+
 impl DistArgs {
     fn wants(&self, kind: Kind) -> bool {
         self.only.is_empty() || self.only.contains(&kind)
@@ -149,8 +152,10 @@ pub(crate) fn command(args: &DistArgs) -> Result<bool> {
     fs::create_dir_all(&release.output)?;
     let tools = Tools::prepare(&context, &mut log)?;
     let mut all = Vec::new();
-    for platform in args.platforms() {
-        all.push(build::build(&context, &mut log, &tools, platform)?);
+    if PROGRAMS.into_iter().any(|kind| args.wants(kind)) {
+        for platform in args.platforms() {
+            all.push(build::build(&context, &mut log, &tools, platform)?);
+        }
     }
     let host = all.iter().find(|programs| programs.platform.is_host());
     if let Some(runnable) = host.map(|programs| programs.built.command.clone()) {
@@ -208,7 +213,7 @@ fn write(
     if args.wants(Kind::Sbom) {
         sbom::build(context, release)?;
     }
-    if args.wants(Kind::Dkms) && all.iter().any(|programs| programs.platform.module) {
+    if args.wants(Kind::Dkms) && args.platforms().iter().any(|platform| platform.module) {
         match kernel::source_package(context, log)? {
             Ok(package) => {
                 let name = package.file_name().unwrap_or_default();

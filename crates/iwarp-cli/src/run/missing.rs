@@ -26,8 +26,8 @@ pub(super) fn advice(exe: &Path) -> String {
          To add them:\n\
          \n  git clone --branch v{version} {repository}\n  cd iwarp\n  \
          cargo xtask install --prefix {prefix}\n\
-         \nAll files of a release contain them, too: {repository}/releases. If you have built them already, set \
-         IWARP_LIBRARY to the path of libiwarp_verbs.so.{last_step}"
+         \nAll files of a release contain them, too: {repository}/releases. If you have built \
+         them already, set IWARP_LIBRARY to the path of libiwarp_verbs.so.{last_step}"
     )
 }
 
