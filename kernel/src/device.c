@@ -32,7 +32,8 @@ static int query_device(struct ib_device *base, struct ib_device_attr *attribute
 {
 	struct rnic_device *device = to_device(base);
 
-	if (udata->inlen || udata->outlen)
+	/* Newer kernels pass NULL for their own calls. */
+	if (udata && (udata->inlen || udata->outlen))
 		return -EINVAL;
 	memset(attributes, 0, sizeof(*attributes));
 	attributes->device_cap_flags = IB_DEVICE_MEM_MGT_EXTENSIONS;

@@ -108,8 +108,36 @@ impl Cable {
     }
 }
 
+/// What the guest's clock measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Clock {
+    /// The time of this machine. The guest has two processors.
+    Wall,
+    /// The instructions that the guest has executed. It has one processor.
+    Instructions,
+}
+
+impl Clock {
+    /// Returns QEMU's options for the processors.
+    const fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Wall => &["-accel", "tcg,thread=multi", "-smp", "2"],
+            // Two nanoseconds per instruction, and no waiting while the guest is idle.
+            Self::Instructions => &[
+                "-accel",
+                "tcg,thread=single",
+                "-smp",
+                "1",
+                "-icount",
+                "shift=1,sleep=off",
+            ],
+        }
+    }
+}
+
 /// The configuration of a guest.
 pub(crate) struct Machine {
+    pub(crate) clock: Clock,
     /// Adds the TAP device, which needs root.
     pub(crate) tap: bool,
     /// Adds a card that is connected to another guest.
@@ -131,16 +159,8 @@ impl Machine {
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-machine", "q35"])
-            .args([
-                "-accel",
-                "tcg,thread=multi",
-                "-cpu",
-                self.cpu,
-                "-smp",
-                "2",
-                "-m",
-                "1536",
-            ])
+            .args(self.clock.options())
+            .args(["-cpu", self.cpu, "-m", "1536"])
             .arg("-kernel")
             .arg(&image.kernel)
             .arg("-initrd")

@@ -14,7 +14,7 @@ use crate::complaints;
 use crate::guest::debian::{Kernel, NEWER, OLDER};
 use crate::guest::image::{self, Image};
 use crate::guest::kernel_files::KernelFiles;
-use crate::guest::{Guest, Machine};
+use crate::guest::{Clock, Guest, Machine};
 
 /// Options that select the kernel and its boot parameters.
 #[derive(Args)]
@@ -90,6 +90,7 @@ impl Boot {
     /// Returns the machine that boots the kernel.
     pub(crate) fn machine(&self) -> Machine {
         Machine {
+            clock: Clock::Wall,
             tap: false,
             cable: None,
             disk: None,

@@ -24,7 +24,7 @@ use xtask::process::Log;
 use crate::case::{Case, is_chosen};
 use crate::guest::host::Host;
 use crate::guest::image::{self, Image};
-use crate::guest::{Guest, Machine};
+use crate::guest::{Clock, Guest, Machine};
 use crate::needs::{self, Capabilities, Need};
 use crate::rows::Rows;
 use crate::{complaints, excuses};
@@ -134,6 +134,7 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
 fn boot(image: &Image, cache: &Path, tap: bool, record: bool, log: &mut Log) -> Result<Guest> {
     let start = Instant::now();
     let machine = Machine {
+        clock: Clock::Wall,
         tap,
         cable: None,
         disk: None,

@@ -194,6 +194,9 @@ pub fn try_package(
     Ok(module)
 }
 
+/// The kernels for which DKMS tries to build the module, as a regular expression of bash.
+const KERNELS: &str = r"^(6\.([1-9]|[1-9][0-9]+)[.-]|([7-9]|[1-9][0-9]+)\.|5\.14\..*\.el9)";
+
 /// Returns the contents of `dkms.conf`.
 fn settings(version: &str) -> String {
     format!(
@@ -207,6 +210,11 @@ fn settings(version: &str) -> String {
          CLEAN=\"make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build \
          clean\"\n\
          BUILD_EXCLUSIVE_ARCH=\"x86_64\"\n\
+         # Linux 6.1 and later, and RHEL 9, whose 5.14 has newer interfaces. The build checks the\n\
+         # interfaces themselves (probe/) and stops with a message if one is missing.\n\
+         BUILD_EXCLUSIVE_KERNEL=\"{KERNELS}\"\n\
+         BUILD_EXCLUSIVE_CONFIG=\"CONFIG_INET CONFIG_INFINIBAND CONFIG_INFINIBAND_USER_ACCESS \
+         CONFIG_INFINIBAND_ADDR_TRANS\"\n\
          AUTOINSTALL=\"yes\"\n"
     )
 }
@@ -232,5 +240,35 @@ mod tests {
         let settings = settings("1.2.3");
         assert!(settings.contains("PACKAGE_VERSION=\"1.2.3\"\n"));
         assert!(settings.contains("BUILT_MODULE_NAME[0]=\"iwarp_rnic\"\n"));
+    }
+
+    #[test]
+    fn dkms_skips_old_kernels() {
+        let matches = |kernel: &str| {
+            let script = format!("[[ $1 =~ {KERNELS} ]]");
+            Command::new("bash")
+                .args(["-c", &script, "bash", kernel])
+                .status()
+                .unwrap()
+                .success()
+        };
+        for kernel in [
+            "6.1.0-50-amd64",
+            "6.12.117+deb13-amd64",
+            "7.3.4+deb13-amd64",
+            "6.8.0-49-generic",
+            "5.14.0-503.el9.x86_64",
+            "10.0.1",
+        ] {
+            assert!(matches(kernel), "{kernel}");
+        }
+        for kernel in [
+            "6.0.12-1-amd64",
+            "5.10.0-30-amd64",
+            "5.14.21-generic",
+            "4.18.0-553.el8",
+        ] {
+            assert!(!matches(kernel), "{kernel}");
+        }
     }
 }
