@@ -44,6 +44,7 @@ mod repoll;
 mod service;
 mod settings;
 mod socket;
+mod spin;
 mod stream;
 mod table;
 mod wire;

@@ -5,6 +5,7 @@ use crate::errno::{Errno, Result};
 use crate::notify::{Joined, Waiter, Waiters, sys_poll};
 use crate::settings::Settings;
 use crate::socket::{Socket, after_empty_poll};
+use crate::spin;
 use crate::table;
 use libc::{c_int, fd_set, pollfd};
 use std::sync::Arc;
@@ -44,10 +45,14 @@ pub(crate) fn poll_unchanged(
         deadline: timeout.and_then(|t| start.checked_add(t)),
         watch,
     };
-    match call.spin(start, Settings::get().polling_time)? {
-        Some(n) => Ok(n),
-        None => call.sleep(),
+    if let Some(n) = call.spin(start, spin::window())? {
+        return Ok(n);
     }
+    let n = call.sleep()?;
+    if n > 0 {
+        spin::slept(start.elapsed());
+    }
+    Ok(n)
 }
 
 /// Returns the set for the kernel. Ordinary descriptors keep their positions; a stream socket's
@@ -93,6 +98,9 @@ impl Call<'_> {
                 n += self.collect();
             }
             if n > 0 {
+                if drive {
+                    spin::hit();
+                }
                 return Ok(Some(n));
             }
             let now = Instant::now();
@@ -106,7 +114,9 @@ impl Call<'_> {
             if self.deadline.is_some_and(|d| now >= d) {
                 return Ok(Some(0));
             }
-            if now.duration_since(start) >= window {
+            let elapsed = now.duration_since(start);
+            if elapsed >= window {
+                spin::miss(window, elapsed);
                 return Ok(None);
             }
         }

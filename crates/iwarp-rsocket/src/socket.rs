@@ -17,7 +17,7 @@ use crate::fork;
 use crate::notify::{CompletionWaker, EventWaker, Waiter, Waiters};
 use crate::options::Options;
 use crate::service;
-use crate::settings::Settings;
+use crate::spin;
 use crate::stream::Stream;
 use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
@@ -206,15 +206,18 @@ impl Socket {
             }
             Instant::now()
         };
-        while start.elapsed() < Settings::get().polling_time {
+        let window = spin::window();
+        while start.elapsed() < window {
             let mut s = self.lock();
             self.pump(&mut s, true);
             if let Some(result) = step(&mut s) {
+                spin::hit();
                 return result;
             }
             drop(s);
             after_empty_poll();
         }
+        spin::miss(window, start.elapsed());
         let deadline = timeout.and_then(|t| start.checked_add(t));
         let waiter = Waiter::for_this_thread()?;
         let _joined = self.waiters.join(&waiter);
@@ -224,6 +227,7 @@ impl Socket {
                 self.arm(&s);
                 self.pump(&mut s, false);
                 if let Some(result) = step(&mut s) {
+                    spin::slept(start.elapsed());
                     return result;
                 }
             }

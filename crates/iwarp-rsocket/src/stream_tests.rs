@@ -5,9 +5,13 @@ use crate::settings::Settings;
 use crate::wire::WINDOW_LEN;
 
 fn stream() -> Stream {
+    with_sizes(Settings::get().sizes)
+}
+
+fn with_sizes(sizes: Sizes) -> Stream {
     let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
     let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
-    let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
+    let mut stream = Stream::new(&ctx, sizes).unwrap();
     let peer = stream.hello();
     stream.set_peer(&peer);
     stream
@@ -157,9 +161,17 @@ fn send(stream: &mut Stream, len: usize) -> usize {
     stream.send(&mut Gather::new(&[&data])).unwrap_or(0)
 }
 
-/// Returns a stream that has no control messages to send.
+/// Returns a stream that has no control messages to send. Its sizes do not depend on the settings of
+/// this machine.
 fn idle() -> Stream {
-    let mut stream = stream();
+    let mut stream = with_sizes(Sizes {
+        send_queue: 384,
+        receive_queue: 384,
+        inline: 64,
+        receive_buffer: 4 << 20,
+        send_buffer: 4 << 20,
+        mappings: 0,
+    });
     stream.freed = 0;
     stream
 }
