@@ -249,6 +249,24 @@ pub(crate) fn small(
     Ok(kernel.image_with(initramfs))
 }
 
+/// C programs of the guests that test the module.
+const PEERS: [&str; 14] = [
+    "peer",
+    "hostile",
+    "failing",
+    "stubborn",
+    "revoking",
+    "sharing",
+    "elder",
+    "in_order",
+    "violating",
+    "unread",
+    "rejecting",
+    "accepting",
+    "limited",
+    "withdrawing",
+];
+
 /// Builds a guest with RDMA programs, our modules in `/lib/iwarp`, and siw, which is not loaded, in
 /// `/lib/siw`.
 pub(crate) fn device(
@@ -296,22 +314,7 @@ pub(crate) fn device(
     stage.kernel_modules(kernel, &[MODULES, extra.modules].concat())?;
     let files = context.root.join("conformance/guest");
     stage.init_and_agent(&files, cache)?;
-    for program in [
-        "peer",
-        "hostile",
-        "failing",
-        "stubborn",
-        "revoking",
-        "sharing",
-        "elder",
-        "in_order",
-        "violating",
-        "unread",
-        "rejecting",
-        "accepting",
-        "limited",
-        "withdrawing",
-    ] {
+    for program in PEERS {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
     stage.hostile_peer(&context.root, cache)?;

@@ -6,7 +6,7 @@ use super::effects::{DriveHost, Due, Effects};
 use super::infiniband::InfinibandParameters;
 use super::link::{Link, Open, Socket};
 use super::liveness::{self, Liveness};
-use super::qp::{CmSink, QpInner};
+use super::qp::{CmSink, QpInner, QpState};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::objects::hooks::Observer;
@@ -33,6 +33,14 @@ pub(crate) struct Handover {
     pub(crate) epoch: Option<u64>,
     /// If set, the connection behaves as on InfiniBand.
     pub(crate) infiniband: Option<InfinibandParameters>,
+}
+
+impl QpState {
+    fn forget_last_stream(&mut self) {
+        self.cork = Cork::default();
+        self.peer_vanished = false;
+        self.stream_errno = None;
+    }
 }
 
 impl QpInner {
@@ -77,9 +85,7 @@ impl QpInner {
             let open = Open::new(Arc::clone(&socket), handover.cm, liveness);
             let attached = g.link.attach(open);
             debug_assert!(attached, "there was no stream above");
-            g.cork = Cork::default();
-            g.peer_vanished = false;
-            g.stream_errno = None;
+            g.forget_last_stream();
             // Add the stream with the lock held, so that no thread changes its interest before.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {
