@@ -1,10 +1,10 @@
 //! The lock of a socket, and the gathered data that is sent when the peer has read.
 //!
 //! The program may not call again for a long time after it has written. So while a stream has
-//! gathered data, its completion queue has a waker, which processes the next completions. The thread
-//! that calls it may hold the lock, because it may be the program's thread, while it drives the
-//! connection. So the waker does not wait for the lock. It leaves a note, which every thread checks
-//! after unlocking.
+//! gathered data, its completion queue has a waker, which processes the next completions. The
+//! thread that calls it may hold the lock, because it may be the program's thread, while it drives
+//! the connection. So the waker does not wait for the lock. It leaves a note, which every thread
+//! checks after unlocking.
 
 use super::{Phase, Socket, State};
 use crate::service;
