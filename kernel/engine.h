@@ -143,7 +143,7 @@ enum rk_blame {
 	RK_BLAME_TRANSPORT,		/* the connection broke, or ended inside a message */
 };
 
-/* Why a stream ended in error, with the Terminate's code (RFC 5040 section 4.8) or a similar one. */
+/* Why a stream ended in error. The code is a Terminate's (RFC 5040 section 4.8), or similar. */
 struct rk_fault {
 	u32 blame;			/* enum rk_blame */
 	u8 layer;

@@ -3,9 +3,9 @@
 //! another queue. The initiator sleeps between its operations, and waits for each completion
 //! without polling, as most programs do.
 //!
-//! In some rows, each process has *vain pollers*: threads that poll queues whose peers send nothing,
-//! as transfer engines have. These rows are compared with a blocking ping-pong over TCP beside the
-//! same pollers.
+//! In some rows, each process has *vain pollers*: threads that poll queues whose peers send
+//! nothing, as transfer engines have. These rows are compared with a blocking ping-pong over TCP
+//! beside the same pollers.
 
 use crate::peer::{self, ReceivingProcess};
 use crate::rdma::{ALL_ACCESS, Link, STALL_TIMEOUT, posted};

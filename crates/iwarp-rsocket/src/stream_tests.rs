@@ -161,8 +161,8 @@ fn send(stream: &mut Stream, len: usize) -> usize {
     stream.send(&mut Gather::new(&[&data])).unwrap_or(0)
 }
 
-/// Returns a stream that has no control messages to send. Its sizes do not depend on the settings of
-/// this machine.
+/// Returns a stream that has no control messages to send. Its sizes do not depend on the settings
+/// of this machine.
 fn idle() -> Stream {
     let mut stream = with_sizes(Sizes {
         send_queue: 384,

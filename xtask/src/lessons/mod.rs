@@ -76,7 +76,11 @@ pub(crate) fn command(args: &LessonsArgs) -> Result<bool> {
         return Ok(status.context("cannot start unshare")?.success());
     }
     let folder = prepared_examples(&context)?;
-    let variables = variables(&context, &prefix);
+    let mut variables = variables(&context, &prefix);
+    if !args.inside {
+        // The lessons show the device of the loopback interface only.
+        variables.push(("IWARP_BIND", "127.0.0.1".to_owned()));
+    }
     let mut different = 0;
     let lessons = lessons(&context.root, args.only.as_deref())?;
     for lesson in &lessons {

@@ -1,10 +1,10 @@
 //! The lock of a socket, and the gathered data that is sent when the peer has read.
 //!
 //! The program may not call again for a long time after it has written. So while a stream has
-//! gathered data, its completion queue has a waker, which processes the next completions. The thread
-//! that calls it may hold the lock, because it may be the program's thread, while it drives the
-//! connection. So the waker does not wait for the lock. It leaves a note, which every thread checks
-//! after unlocking.
+//! gathered data, its completion queue has a waker, which processes the next completions. The
+//! thread that calls it may hold the lock, because it may be the program's thread, while it drives
+//! the connection. So the waker does not wait for the lock. It leaves a note, which every thread
+//! checks after unlocking.
 
 use super::{Phase, Socket, State};
 use crate::service;
@@ -127,5 +127,52 @@ impl Drop for Locked<'_> {
 impl Drop for Notes<'_> {
     fn drop(&mut self) {
         self.0.follow_notes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{calls, table};
+    use std::time::{Duration, Instant};
+
+    /// Returns the answer of `f` about the stream of a socket.
+    fn with_stream<R>(number: i32, f: impl FnOnce(&mut crate::stream::Stream) -> R) -> R {
+        let socket = table::find_stream(number).unwrap();
+        socket.with_state(|state| match &mut state.phase {
+            Phase::Connected(stream) => f(stream),
+            _ => panic!("it is not connected"),
+        })
+    }
+
+    /// The waker of the completion queue sends the tail without calls of the program, and without
+    /// the service thread.
+    #[test]
+    fn returned_credits_send_tail() {
+        let new = || calls::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+        let (listener, client) = (new(), new());
+        calls::bind(listener, "127.0.0.1:0".parse().unwrap()).unwrap();
+        calls::listen(listener, 1).unwrap();
+        calls::connect(client, calls::local_address(listener).unwrap()).unwrap();
+        let (server, _) = calls::accept(listener).unwrap();
+        // The service thread does not check this stream.
+        with_stream(client, |stream| stream.is_tail_timed = true);
+        let mut total = 0;
+        while !with_stream(client, |stream| stream.has_tail()) {
+            total += calls::send(client, &[1], 0).unwrap();
+        }
+        // The last byte is in the tail.
+        let mut received = 1;
+        while received < total {
+            received += calls::recv(server, &mut [0; 100], 0).unwrap();
+        }
+        let limit = Instant::now() + Duration::from_secs(20);
+        while with_stream(client, |stream| stream.has_tail()) {
+            assert!(Instant::now() < limit, "the tail was not sent");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        for socket in [client, server, listener] {
+            calls::close(socket).unwrap();
+        }
     }
 }
