@@ -2,7 +2,6 @@
 //! tokio's TCP, alternately. The receiver reads every octet.
 
 use crate::peer::{self, ReceivingProcess};
-use crate::stats::median;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use iwarp::{Access, Channel, Config, Connection, Options, RemoteRegion, Stream};

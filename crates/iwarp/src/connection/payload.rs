@@ -14,7 +14,7 @@ use bytemuck::Pod;
 /// - References to slices, arrays, vectors, boxed slices, strings, received messages, and with the
 ///   feature `bytes` also `Bytes`: the data is copied when the request is posted, so its length is
 ///   limited to [`Options::message_size`](super::Options::message_size).
-/// - Values: arrays, vectors, boxed slices, strings, and with the feature `bytes` also `Bytes`. The
+/// - Values: vectors, boxed slices, strings, and with the feature `bytes` also `Bytes`. The
 ///   operation owns the data, so it can be moved to another task. Short data is copied when the
 ///   request is posted; longer data is registered and sent from where it is.
 /// - Regions, which are not copied.
@@ -37,12 +37,6 @@ impl<T: Pod + Send> From<Vec<T>> for Payload<'_, T> {
 impl<T: Pod + Send> From<Box<[T]>> for Payload<'_, T> {
     fn from(elements: Box<[T]>) -> Self {
         Self::from(elements.into_vec())
-    }
-}
-
-impl<T: Pod + Send, const N: usize> From<[T; N]> for Payload<'_, T> {
-    fn from(elements: [T; N]) -> Self {
-        Self::from(Vec::from(elements))
     }
 }
 

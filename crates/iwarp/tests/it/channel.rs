@@ -205,7 +205,7 @@ fn hello(window: u32, size: u32) -> Vec<u8> {
 /// Opens a channel whose peer sends raw messages after its hello message.
 fn channel_with_raw_peer(options: &Options) -> (Connection, Channel) {
     let (a, b) = pair_with(options);
-    a.send(&hello(4, 100)).wait().unwrap();
+    a.send(hello(4, 100)).wait().unwrap();
     let b = Channel::open(b).wait_for(LIMIT).unwrap();
     (a, b)
 }

@@ -358,22 +358,23 @@ fn payloads_of_each_kind() {
     ));
 }
 
-/// What users write first: an array by value, and a received message.
 #[test]
-fn arrays_and_messages_are_payloads() {
+fn references_are_payloads() {
     let (a, b) = pair_with(&Options::new());
-    a.send([1, 2, 3]).wait().unwrap();
+    a.send(&[1, 2, 3]).wait().unwrap();
     let message = b.recv().wait_for(LIMIT).unwrap();
     b.send(&message).wait().unwrap();
     assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), [1, 2, 3]);
-    a.send(&bytes::Bytes::from_static(b"bytes")).wait().unwrap();
+    let bytes = bytes::Bytes::from_static(b"bytes");
+    a.send(&bytes).wait().unwrap();
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"bytes");
-    a.send(&Box::<[u8]>::from([4])).wait().unwrap();
+    let boxed = Box::<[u8]>::from([4]);
+    a.send(&boxed).wait().unwrap();
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [4]);
     let numbers = b.share::<u32>(3, Access::REMOTE_WRITE).unwrap();
-    a.write([7, 8, 9], &numbers.remote()).wait().unwrap();
+    a.write(&[7, 8, 9], &numbers.remote()).wait().unwrap();
     b.recv().now().unwrap();
-    a.send([]).wait().unwrap();
+    a.send(&[]).wait().unwrap();
     assert!(b.recv().wait_for(LIMIT).unwrap().is_empty());
     assert_eq!(numbers.to_vec().unwrap(), [7, 8, 9]);
 }

@@ -24,7 +24,7 @@ fn work(connection: &Connection, table: &RemoteRegion<u64>) -> Result<usize> {
             return Ok(drawn);
         };
         connection
-            .write([ticket * ticket], &results.at(place)?)
+            .write(&[ticket * ticket], &results.at(place)?)
             .wait()?;
         drawn += 1;
     }
