@@ -2,8 +2,8 @@
 //!
 //! `connect` returns before it is known whether the peer is an rsocket. When `poll`, `select` or
 //! `epoll_wait` find that the rsocket has failed, a TCP socket takes its place and connects to the
-//! same address, and the program continues to wait. A program that only asks for `SO_ERROR`, without
-//! waiting first, gets the error of the rsocket.
+//! same address, and the program continues to wait. A program that only asks for `SO_ERROR`,
+//! without waiting first, gets the error of the rsocket.
 
 use crate::api::{Rdma, bypassed, rdma, real};
 use crate::placeholder::to_tcp;

@@ -225,8 +225,8 @@ impl Browser {
         let sort = self.view.sort;
         let sort = sort.map_or_else(|| "process".to_owned(), Column::name);
         format!(
-            "iwarp stat: {processes}, {queue_pairs}, by {sort}, every {} s; lines {first}–{last} of \
-             {all}; q quits, s sorts, ↑ ↓ scroll",
+            "iwarp stat: {processes}, {queue_pairs}, by {sort}, every {} s; lines {first}–{last} \
+             of {all}; q quits, s sorts, ↑ ↓ scroll",
             self.pause.as_secs_f64()
         )
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::fs::OpenOptions;
 use std::process::Stdio;
 
-/// A full disk is an error, whatever the command writes. A closed pipe is none: `iwarp … | head -1`.
+/// A full disk is an error, whatever the command writes. A closed pipe is none, as in `… | head`.
 #[test]
 fn full_disk_fails_closed_pipe_does_not() {
     for args in [
