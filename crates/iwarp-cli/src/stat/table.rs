@@ -324,7 +324,8 @@ mod tests {
                 80,
                 &["QP", "STATE", "PEER", "SENT", "RECEIVED", "OUT", "RETRANS"],
             ),
-            (60, &["QP", "PEER", "SENT", "RECEIVED"]),
+            (60, &["QP", "STATE", "PEER", "SENT", "RECEIVED"]),
+            (55, &["QP", "PEER", "SENT", "RECEIVED"]),
             (40, &["QP", "PEER"]),
             (5, &["QP…"]),
         ] {
