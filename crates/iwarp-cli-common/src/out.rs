@@ -1,5 +1,5 @@
-//! Writes to stdout. A closed pipe, as in `iwarp … | head -1`, must neither panic nor stop a server.
-//! Any other failure, such as a full disk, makes the command fail when it ends ([`check`]).
+//! Writes to stdout. A closed pipe, as in `iwarp … | head -1`, must neither panic nor stop a
+//! server. Any other failure, such as a full disk, makes the command fail when it ends ([`check`]).
 
 use crate::error::{Error, Result};
 use std::fmt::Arguments;

@@ -2,11 +2,12 @@
 
 use crate::api::{bypassed, on_rsocket, rdma, real};
 use crate::transfer::readable_bytes;
-use crate::{epoll, fail, fork, table};
+use crate::{connecting, fail, fork, sets, table};
 use libc::{c_int, c_long, c_void};
 
 /// Removes the placeholder `fd`. Closes the rsocket if it was the last placeholder.
 fn release(fd: c_int) -> c_int {
+    connecting::forget(fd);
     if let Some((socket, true)) = table::remove(fd)
         && let Some(rdma) = bypassed(rdma)
     {
@@ -20,7 +21,8 @@ fn release(fd: c_int) -> c_int {
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let ours = table::find(fd).is_some();
     let result = if ours { release(fd) } else { 0 };
-    epoll::close_companion(fd);
+    connecting::forget(fd);
+    sets::close_companion(fd);
     fork::forget(fd);
     // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread
     // cannot get its number while it is still a placeholder.
@@ -72,7 +74,7 @@ unsafe fn replace(from: c_int, to: c_int, f: impl FnOnce() -> c_int) -> c_int {
     let new = f();
     if new >= 0 {
         release(to);
-        epoll::close_companion(to);
+        sets::close_companion(to);
     }
     share_placeholder(from, new)
 }

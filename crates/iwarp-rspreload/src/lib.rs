@@ -6,7 +6,8 @@
 //! this library maps it to its rsocket.
 //!
 //! - Datagram sockets are not replaced, because datagram rsockets are UDP sockets anyway.
-//! - If `connect` fails because the peer is not an rsocket, it is repeated with TCP.
+//! - If `connect` fails because the peer is not an rsocket, it is repeated with TCP, also if it is
+//!   nonblocking (`connecting`).
 //! - `/etc/rdma/rsocket/preload_config` selects the sockets that become rsockets (`config`).
 //! - Operations that bypass these functions use `/dev/null` instead of the rsocket: stdio streams
 //!   on sockets, `splice`, `io_uring`.
@@ -27,10 +28,12 @@
 
 mod api;
 mod config;
+mod connecting;
 pub mod descriptors;
 pub mod epoll;
 mod fork;
 mod placeholder;
+mod sets;
 pub mod setup;
 mod table;
 pub mod transfer;

@@ -2,7 +2,7 @@
 
 use crate::api::{bypassed, is_bypassed, on_rsocket, rdma, real};
 use crate::placeholder::{apply_size_options, create_placeholder, to_tcp};
-use crate::{config, errno, fail, fork};
+use crate::{config, connecting, errno, fail, fork};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
 const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -104,12 +104,12 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
         let error = if result == 0 { 0 } else { errno() };
         match error {
             0 => Ok(0),
-            libc::EINPROGRESS
-            | libc::EALREADY
-            | libc::EISCONN
-            | libc::EINTR
-            | libc::EBADF
-            | libc::EFAULT => Ok(-1),
+            libc::EINPROGRESS => {
+                // SAFETY: as above.
+                unsafe { connecting::begin(fd, addr, len) };
+                Ok(fail(error))
+            }
+            libc::EALREADY | libc::EISCONN | libc::EINTR | libc::EBADF | libc::EFAULT => Ok(-1),
             // The peer is not an rsocket; it may be a TCP server.
             _ if to_tcp(r, fd, s) => Err(()),
             _ => Ok(fail(error)),
@@ -144,6 +144,18 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR)
+        && !value.is_null()
+        // SAFETY: the contract of the C function: null, or valid.
+        && let Some(len) = unsafe { len.as_mut() }
+        && *len >= 4
+        && let Some(error) = connecting::take_error(fd)
+    {
+        *len = 4;
+        // SAFETY: there is room for 4 bytes.
+        unsafe { value.cast::<c_int>().write_unaligned(error) };
+        return 0;
+    }
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe {
         (r.getsockopt)(s, level, name, value, len)

@@ -1,9 +1,9 @@
 //! `poll` and `select` for any mixture of rsockets and other descriptors.
 
 use crate::api::{bypassed, rdma, real};
-use crate::{errno, fail, table};
+use crate::{connecting, errno, fail, table};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Calls `rpoll` with placeholders replaced by their rsockets. Returns `None` if there are no
 /// placeholders.
@@ -20,18 +20,42 @@ fn poll_if_rsockets(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_i
             ..*f
         })
         .collect();
-    // Round up, so that a timeout below a millisecond does not spin.
-    let ms = timeout.map_or(-1, |t| {
-        c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
-    });
+    let (begin, ms) = (Instant::now(), milliseconds(timeout));
     // SAFETY: the set is valid.
     let result = bypassed(|| unsafe { (rdma.poll)(set.as_mut_ptr(), set.len() as nfds_t, ms) });
-    if result >= 0 {
-        for (f, got) in fds.iter_mut().zip(&set) {
-            f.revents = got.revents;
+    if result < 0 {
+        return Some(result);
+    }
+    let mut hidden = 0;
+    for (f, got) in fds.iter_mut().zip(&set) {
+        f.revents = got.revents;
+        if f.revents != 0 && connecting::is_pending() && connecting::settle(f.fd, f.revents) {
+            f.revents = 0;
+            hidden += 1;
         }
     }
-    Some(result)
+    if hidden == 0 || hidden < result {
+        return Some(result - hidden);
+    }
+    // The only events belong to rsockets that have become TCP sockets, so wait on.
+    let remaining = timeout.map(|timeout| timeout.saturating_sub(begin.elapsed()));
+    Some(poll_if_rsockets(fds, remaining).unwrap_or_else(|| {
+        // SAFETY: the list is valid.
+        unsafe {
+            real::poll(
+                fds.as_mut_ptr(),
+                fds.len() as nfds_t,
+                milliseconds(remaining),
+            )
+        }
+    }))
+}
+
+/// Returns a timeout for `poll`. Rounds up, so that a timeout below a millisecond does not spin.
+fn milliseconds(timeout: Option<Duration>) -> c_int {
+    timeout.map_or(-1, |t| {
+        c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
+    })
 }
 
 /// Returns the entries of a C array, which may be null if it is empty.

@@ -79,7 +79,7 @@ enum StatCommand {
 #[derive(Debug, Args)]
 struct ShowArgs {
     /// Process ID [default: all processes]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     process: Option<u32>,
     /// Process IDs, separated by commas
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "process",

@@ -101,17 +101,21 @@ fn process(out: &mut String, stats: &ProcessStats, columns: usize) {
     }
 }
 
+/// Returns a number and what is counted, with the ending of the plural.
+pub(super) fn plural(n: u64, what: &str, ending: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { ending })
+}
+
 fn devices(out: &mut String, all: &[Device]) {
     for d in all {
-        let plural = |n: u64, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let _ = writeln!(
             out,
             "  {} ({}): {}, {}, {} with {}\n    sent {}, received {} since the process began",
             escaped(&d.name, 64),
             escaped(&d.address, 64),
-            plural(d.queue_pairs, "queue pair"),
-            plural(d.completion_queues, "completion queue"),
-            plural(d.registrations, "region"),
+            plural(d.queue_pairs, "queue pair", "s"),
+            plural(d.completion_queues, "completion queue", "s"),
+            plural(d.registrations, "region", "s"),
             octets(d.registered_octets),
             octets(counter(&d.counters, "tx_bytes")),
             octets(counter(&d.counters, "rx_bytes")),
@@ -320,7 +324,8 @@ mod tests {
                 80,
                 &["QP", "STATE", "PEER", "SENT", "RECEIVED", "OUT", "RETRANS"],
             ),
-            (60, &["QP", "PEER", "SENT", "RECEIVED"]),
+            (60, &["QP", "STATE", "PEER", "SENT", "RECEIVED"]),
+            (55, &["QP", "PEER", "SENT", "RECEIVED"]),
             (40, &["QP", "PEER"]),
             (5, &["QP…"]),
         ] {

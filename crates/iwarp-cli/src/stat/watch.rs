@@ -218,20 +218,15 @@ impl Browser {
 
     /// Returns the first line of the screen.
     fn heading(&self, first: usize, last: usize, all: usize) -> String {
-        let processes = self.answers.stats.len();
-        let queue_pairs: usize = self
-            .answers
-            .stats
-            .iter()
-            .map(|s| s.document.queue_pairs.len())
-            .sum();
-        let sort = self
-            .view
-            .sort
-            .map_or_else(|| "process".to_owned(), Column::name);
+        let stats = &self.answers.stats;
+        let processes = table::plural(stats.len() as u64, "process", "es");
+        let queue_pairs: usize = stats.iter().map(|s| s.document.queue_pairs.len()).sum();
+        let queue_pairs = table::plural(queue_pairs as u64, "queue pair", "s");
+        let sort = self.view.sort;
+        let sort = sort.map_or_else(|| "process".to_owned(), Column::name);
         format!(
-            "iwarp stat: {processes} processes, {queue_pairs} queue pairs, by {sort}, every {} s; \
-             lines {first}–{last} of {all}; q quits, s sorts, ↑ ↓ scroll",
+            "iwarp stat: {processes}, {queue_pairs}, by {sort}, every {} s; lines {first}–{last} \
+             of {all}; q quits, s sorts, ↑ ↓ scroll",
             self.pause.as_secs_f64()
         )
     }

@@ -439,8 +439,8 @@ static void test_tcp_fallback(int echo)
 	CHECK(close(fd) == 0);
 }
 
-/* A nonblocking socket stays nonblocking when it falls back. A nonblocking connect falls back only
- * if it fails immediately, here because an injected fault lets a queue run out. */
+/* A nonblocking socket stays nonblocking when it falls back immediately, here because an injected
+ * fault lets a queue run out. */
 static void test_nonblocking_fallback(int echo)
 {
 	struct sockaddr_in addr = loopback(echo);
@@ -459,6 +459,90 @@ static void test_nonblocking_fallback(int echo)
 	CHECK(write(entry.fd, "z", 1) == 1 && poll(&entry, 1, 5000) == 1);
 	CHECK(read(entry.fd, &octet, 1) == 1 && octet == 'z');
 	CHECK(close(entry.fd) == 0);
+}
+
+/* Waits, at most 20 s, until a descriptor can be written. */
+enum wait_by { BY_POLL, BY_SELECT, BY_EPOLL, WAITS };
+
+static int wait_writable(int fd, enum wait_by by)
+{
+	struct pollfd entry = { .fd = fd, .events = POLLOUT };
+	struct timeval limit = { .tv_sec = 20 };
+	struct epoll_event event = { .events = EPOLLOUT, .data.u64 = 77 }, got = { 0 };
+	fd_set set;
+	int n, epfd;
+
+	switch (by) {
+	case BY_POLL:
+		return poll(&entry, 1, 20000) == 1 && entry.revents & POLLOUT;
+	case BY_SELECT:
+		FD_ZERO(&set);
+		FD_SET(fd, &set);
+		return select(fd + 1, NULL, &set, NULL, &limit) == 1 && FD_ISSET(fd, &set);
+	default:
+		NEED((epfd = epoll_create1(0)) >= 0 && epoll_ctl(epfd, EPOLL_CTL_ADD, fd, &event) == 0);
+		n = epoll_wait(epfd, &got, 1, 20000);
+		/* The set keeps the descriptor and its user data. */
+		CHECK(epoll_ctl(epfd, EPOLL_CTL_MOD, fd, &event) == 0);
+		CHECK(close(epfd) == 0);
+		return n == 1 && got.events & EPOLLOUT && got.data.u64 == 77;
+	}
+}
+
+static int take_error(int fd)
+{
+	int error = -1;
+	socklen_t length = sizeof(error);
+
+	NEED(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && length == sizeof(error));
+	return error;
+}
+
+/* Returns a nonblocking socket that connects to a port. */
+static int start_connecting(int to)
+{
+	struct sockaddr_in addr = loopback(to);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+
+	NEED(fd >= 0 && is_rsocket(fd));
+	CHECK(connect(fd, (struct sockaddr *)&addr, sizeof(addr)) == -1 && errno == EINPROGRESS);
+	return fd;
+}
+
+/* A nonblocking connect to a TCP server falls back to TCP while the program waits. To an rsocket it
+ * stays an rsocket, and if nobody listens, the error is reported once. */
+static void test_fallback_while_waiting(int echo)
+{
+	struct sockaddr_in addr = loopback(0);
+	socklen_t length = sizeof(addr);
+	int by, fd, unused, accepted;
+	char octet = 0;
+
+	for (by = 0; by < WAITS; by++) {
+		fd = start_connecting(echo);
+		CHECK(wait_writable(fd, by) && take_error(fd) == 0);
+		CHECK(!is_rsocket(fd) && fcntl(fd, F_GETFL) & O_NONBLOCK);
+		NEED(fcntl(fd, F_SETFL, 0) == 0);
+		CHECK(write(fd, "z", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'z');
+		CHECK(close(fd) == 0);
+
+		fd = start_connecting(port);
+		CHECK(wait_writable(fd, by) && take_error(fd) == 0 && is_rsocket(fd));
+		NEED((accepted = accept(listener, NULL, NULL)) >= 0 && is_rsocket(accepted));
+		CHECK(write(fd, "y", 1) == 1 && read(accepted, &octet, 1) == 1 && octet == 'y');
+		CHECK(close(accepted) == 0 && close(fd) == 0);
+
+		/* A bound port on which nobody listens. */
+		NEED((unused = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		addr = loopback(0);
+		NEED(bind(unused, (struct sockaddr *)&addr, length) == 0);
+		NEED(getsockname(unused, (struct sockaddr *)&addr, &length) == 0);
+		fd = start_connecting(ntohs(addr.sin_port));
+		wait_writable(fd, by);
+		CHECK(take_error(fd) == ECONNREFUSED);
+		CHECK(take_error(fd) == 0);
+		CHECK(close(fd) == 0 && close(unused) == 0);
+	}
 }
 
 static int request_works(int fd)
@@ -624,6 +708,7 @@ int main(int argc, char **argv)
 	test_socket_type();
 	test_size_variables();
 	test_tcp_fallback(atoi(argv[1]));
+	test_fallback_while_waiting(atoi(argv[1]));
 	CHECK(close(listener) == 0);
 	printf("%d checks, %d failed\n", checks, failures);
 	return failures != 0;

@@ -86,6 +86,7 @@ impl QpInner {
             let attached = g.link.attach(open);
             debug_assert!(attached, "there was no stream above");
             g.forget_last_stream();
+            g.stream_ends = Some(socket.ends);
             // Add the stream with the lock held, so that no thread changes its interest before.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {

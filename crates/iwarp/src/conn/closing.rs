@@ -55,7 +55,7 @@ impl QpInner {
             if events.contains(Events::FATAL) {
                 effects.lost = Some(Box::new(Lost {
                     fault: effects.fault,
-                    ends: g.link.socket().map(|socket| socket.ends),
+                    ends: g.stream_ends,
                     errno: g.stream_errno,
                 }));
             }

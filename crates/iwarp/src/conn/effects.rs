@@ -64,7 +64,7 @@ pub(crate) struct Effects {
 /// A connection that has ended in error, for the log.
 pub(crate) struct Lost {
     pub(crate) fault: Option<Fault>,
-    /// Its addresses, unless it was given up before.
+    /// Its addresses.
     pub(crate) ends: Option<Ends>,
     /// Number of the system's error, if a call has failed.
     pub(crate) errno: Option<i32>,

@@ -75,6 +75,8 @@ pub(crate) struct QpState {
     pub(crate) peer_vanished: bool,
     /// The error with which a call for the last stream failed, for the log.
     pub(crate) stream_errno: Option<i32>,
+    /// The addresses of the last stream, for the log.
+    pub(crate) stream_ends: Option<crate::sys::connect::Ends>,
     /// How long requests wait for a peer that is connected by number.
     pub(crate) retry: Retry,
     /// Number of resets. An attempt to connect that began in an earlier epoch is ignored.
@@ -216,6 +218,7 @@ impl QueuePair {
                     held_ns: 0,
                     peer_vanished: false,
                     stream_errno: None,
+                    stream_ends: None,
                     retry: Retry::default(),
                     epoch: 0,
                 }),
