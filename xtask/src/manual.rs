@@ -23,7 +23,7 @@ is an RDMA card made of software. Programs use it through its
 and
 .B librdmacm,
 which
-.BR "iwarp run" (1)
+.BR iwarp\-run (1)
 puts in front of other libraries of these names.
 It speaks iWARP (RFC 5040, 5041, 5044 and 6581) over ordinary TCP connections, and needs neither
 root nor a kernel module.
@@ -40,7 +40,7 @@ set most of the variables.
 .SH ENVIRONMENT
 "#;
 const FOOT: &str = r#".SH EXAMPLES
-Write CRCs off for one program, and counters to standard error when it ends:
+Switch CRCs off for one program, and write counters to standard error when it ends:
 .PP
 .nf
 .RS
@@ -189,13 +189,13 @@ mod tests {
         let text = "# Options\n\n## The wire\n\n\
                     | Variable | `iwarp run` | Type, range | Unit | Default | Meaning |\n\
                     | --- | --- | --- | --- | --- | --- |\n\
-                    | `IWARP_X` | `--x on\\|off` | switch | – | `on` | Does *it*: [more](y.md). |\n\
+                    | `IWARP_X` | `--x on\\|off` | switch | – | `on` | Sets *it*: [more](y.md). |\n\
                     | – | `--z` | flag | – | off | No variable. |\n\n\
                     ## For work on this project\n\n\
                     | Variable | Meaning |\n| --- | --- |\n| `IWARP_TEST` | Hidden. |\n";
         assert_eq!(
             environment(text),
-            ".SS The wire\n.TP\n\\fBIWARP_X\\fR\nDoes it: more.\n\
+            ".SS The wire\n.TP\n\\fBIWARP_X\\fR\nSets it: more.\n\
              .br\n\\fIValues:\\fR switch\n.br\n\\fIDefault:\\fR \\fBon\\fR\n\
              .br\n\\fIOption:\\fR \\fB\\-\\-x on|off\\fR\n"
         );

@@ -48,13 +48,17 @@ pub(crate) fn command() -> Result<bool> {
 fn prepare(root: &Path, folder: &Path) -> Result<()> {
     let source = folder.join("src");
     let copies = copies(root)?;
+    // mdBook makes the table of contents a part of each page, and no page of its own.
+    let mut pages = copies.clone();
+    pages.remove(CONTENTS);
     let site = documents::site(root)?;
     for (from, to) in &copies {
         let path = source.join(to);
         fs::create_dir_all(path.parent().unwrap_or(&source))?;
         let mut text = files::read(root, from)?;
         if from.ends_with(".md") {
-            text = documents::relinked(from, &text, &copies, &site);
+            let known = if from == CONTENTS { &copies } else { &pages };
+            text = documents::relinked(from, &text, known, &site);
         }
         if from == CONTENTS {
             text = text.replacen("# Contents\n", "# Contents\n\n[iwarp](index.md)\n", 1);
@@ -175,6 +179,10 @@ mod tests {
             .filter(|copy| copy.ends_with(".md"))
         {
             let text = fs::read_to_string(source.join(copy)).unwrap();
+            assert!(
+                !text.contains("](SUMMARY.md)"),
+                "{copy} links to the table of contents"
+            );
             let found = documents::dead_links(&source, copy, &text).unwrap();
             dead.extend(
                 found

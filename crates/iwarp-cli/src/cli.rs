@@ -7,6 +7,7 @@ use iwarp_cli_common::error::Result;
 /// RDMA (iWARP) in user space over plain TCP: no special hardware, no root
 #[derive(Debug, Parser)]
 #[command(name = "iwarp", version, arg_required_else_help = true)]
+#[command(override_usage = "iwarp [-v] COMMAND [OPTIONS] [ARGUMENTS]")]
 #[command(after_help = "EXAMPLES:
   iwarp perf --quick                 both ends on this machine, less than 20 s
   iwarp perf serve                   on one host, then on another:

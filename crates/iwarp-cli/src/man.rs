@@ -1,7 +1,9 @@
 //! `iwarp man DIR`: writes a manual page for the command and for each subcommand.
 //!
 //! Hidden, because only packages and `cargo xtask install` call it. The pages come from the same
-//! definitions as `--help`; headings in a help text (`EXAMPLES:`) become sections of the page.
+//! definitions as `--help`; headings in a help text (`EXAMPLES:`) become sections of the page. The
+//! synopsis has the forms of the usage message, and `man/worked.txt` has one worked example for
+//! each page.
 
 use clap::{Args, Command};
 use clap_mangen::Man;
@@ -74,13 +76,17 @@ fn page(command: &Command, names: &[String]) -> std::io::Result<Vec<u8>> {
     let mut out = Vec::new();
     man.render_title(&mut out)?;
     man.render_name_section(&mut out)?;
-    man.render_synopsis_section(&mut out)?;
+    synopsis(command).to_writer(&mut out)?;
     man.render_description_section(&mut out)?;
     man.render_options_section(&mut out)?;
     if command.get_subcommands().any(|s| !s.is_hide_set()) {
         man.render_subcommands_section(&mut out)?;
     }
     let mut rest = Roff::new();
+    if let Some(example) = worked_example(&own) {
+        rest.control("SH", ["WORKED EXAMPLE"]);
+        filled(&mut rest, example);
+    }
     if let Some(text) = command
         .get_after_long_help()
         .or_else(|| command.get_after_help())
@@ -95,10 +101,68 @@ fn page(command: &Command, names: &[String]) -> std::io::Result<Vec<u8>> {
                 let comma = if at == 0 { "" } else { ", " };
                 [roman(comma), bold(name.as_str()), roman("(1)")]
             })
+            .chain([roman(", "), bold("iwarp"), roman("(7)")])
             .collect::<Vec<_>>(),
     );
     rest.to_writer(&mut out)?;
     Ok(out)
+}
+
+/// Returns the section with the forms of the command, each on a line of its own.
+fn synopsis(command: &Command) -> Roff {
+    let usage = command.clone().render_usage().to_string();
+    let mut roff = Roff::new();
+    roff.control("SH", ["SYNOPSIS"]);
+    for (at, form) in usage.trim_start_matches("Usage:").lines().enumerate() {
+        if at > 0 {
+            roff.control("br", []);
+        }
+        let form = form.trim();
+        let literal = form.find(['[', '<', '-']).unwrap_or(form.len());
+        let (words, arguments) = form.split_at(literal);
+        roff.text([bold(words), roman(arguments)]);
+    }
+    roff
+}
+
+/// The worked examples of all pages.
+const WORKED: &str = include_str!("man/worked.txt");
+
+/// Returns the worked example of a page, if there is one.
+fn worked_example(page: &str) -> Option<&'static str> {
+    let (_, text) = WORKED.split_once(&format!("\n[{page}]\n"))?;
+    Some(text.split("\n[").next().unwrap_or(text).trim_end())
+}
+
+/// Writes text with filled paragraphs. Indented lines are kept as they are, and commands in them,
+/// which begin with `$ `, are bold.
+fn filled(roff: &mut Roff, text: &str) {
+    let mut verbatim = false;
+    for line in text.lines() {
+        let indented = line.strip_prefix("  ");
+        match (line.is_empty(), indented.is_some(), verbatim) {
+            (true, _, _) => {
+                roff.control(if verbatim { "sp" } else { "PP" }, []);
+                continue;
+            }
+            (_, true, false) => {
+                roff.control("RS", []).control("nf", []);
+                verbatim = true;
+            }
+            (_, false, true) => {
+                roff.control("fi", []).control("RE", []);
+                verbatim = false;
+            }
+            _ => {}
+        }
+        match indented {
+            Some(line) if line.starts_with("$ ") => roff.text([bold(line)]),
+            _ => roff.text([roman(indented.unwrap_or(line))]),
+        };
+    }
+    if verbatim {
+        roff.control("fi", []).control("RE", []);
+    }
 }
 
 /// Writes the text after the options. Indented lines are kept as they are; others are filled.
@@ -169,6 +233,50 @@ mod tests {
             assert!(text.contains(".TH IWARP"), "{}: {text}", page.file);
             assert_eq!(text.contains("\\fBiwarp\\fR(1)"), page.file != "iwarp.1");
         }
+    }
+
+    #[test]
+    fn each_page_has_forms_and_worked_example() {
+        let pages = pages(Cli::command()).unwrap();
+        for page in &pages {
+            let text = String::from_utf8_lossy(&page.text);
+            let name = page.file.trim_end_matches(".1");
+            assert!(
+                text.contains(".SH \"WORKED EXAMPLE\"\n"),
+                "{name}: add it to man/worked.txt"
+            );
+            assert!(text.contains(".nf\n\\fB$ "), "{name} shows no command");
+            assert!(!text.contains("[subcommands]"), "{name}: {text}");
+        }
+        let names = WORKED.lines().filter_map(|line| line.strip_prefix('['));
+        let names: Vec<&str> = names.filter_map(|name| name.strip_suffix(']')).collect();
+        for name in &names {
+            let file = format!("{name}.1");
+            assert!(
+                pages.iter().any(|page| page.file == file),
+                "there is no page {name}"
+            );
+        }
+    }
+
+    #[test]
+    fn synopsis_lists_each_form() {
+        let pages = pages(Cli::command()).unwrap();
+        let page = |file: &str| {
+            let page = pages.iter().find(|page| page.file == file).unwrap();
+            let text = String::from_utf8_lossy(&page.text).into_owned();
+            let after = text.split(".SH SYNOPSIS\n").nth(1).unwrap().to_owned();
+            after.split(".SH ").next().unwrap().to_owned()
+        };
+        let perf = page("iwarp-perf.1");
+        assert_eq!(perf.matches("\\fBiwarp perf").count(), 3, "{perf}");
+        assert!(
+            perf.contains("\\fBiwarp perf serve \\fR[OPTIONS]"),
+            "{perf}"
+        );
+        assert_eq!(page("iwarp-cp.1").matches("\\fBiwarp cp").count(), 3);
+        assert_eq!(page("iwarp-ping.1").matches("\\fBiwarp ping").count(), 2);
+        assert!(page("iwarp-run.1").contains("PROGRAM"));
     }
 
     #[test]

@@ -16,6 +16,8 @@ use super::document::Shown;
 /// How long a command may take. A reader would have given up by then.
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The beginning of a warning of tshark that readers do not see, because they are not root.
+const ROOT_WARNING: &str = "Running as user \"root\"";
 
 /// The terminals of a lesson.
 pub(super) struct Session<'a> {
@@ -129,6 +131,7 @@ impl<'a> Session<'a> {
         let text = String::from_utf8_lossy(&octets);
         let lines: Vec<String> = text
             .lines()
+            .filter(|line| !line.starts_with(ROOT_WARNING))
             .map(|line| line.trim_end().to_owned())
             .collect();
         if !status.success() && !shown.interrupted && shown.output.is_empty() {

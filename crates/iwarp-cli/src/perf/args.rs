@@ -11,6 +11,9 @@ use std::path::PathBuf;
 /// Arguments of `iwarp perf`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(override_usage = "iwarp perf [OPTIONS]
+       iwarp perf serve [OPTIONS]
+       iwarp perf connect [OPTIONS] HOST[:PORT]")]
 #[command(
     after_help = "Each RDMA figure is printed beside one of plain TCP, measured shortly before or \
 after it. A ratio is iWARP ÷ TCP in one round; the median over the rounds is printed. Latency is \

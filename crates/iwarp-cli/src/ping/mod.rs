@@ -23,6 +23,8 @@ const MAX_INTERVAL: f64 = 10.0;
 
 /// Arguments of `iwarp ping`.
 #[derive(Debug, Args)]
+#[command(override_usage = "iwarp ping [OPTIONS] HOST
+       iwarp ping serve [OPTIONS]")]
 #[command(after_help = "EXAMPLES:
   iwarp ping serve                      answer pings on port 7174
   iwarp ping 192.0.2.7                  a ping each second until Ctrl-C

@@ -298,6 +298,9 @@ fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsStrin
 
 /// Arguments of `iwarp run`.
 #[derive(Debug, Args)]
+#[command(override_usage = "iwarp run [OPTIONS] [--] PROGRAM [ARGUMENTS]
+       iwarp run --check [OPTIONS] [--] PROGRAM
+       iwarp run --fault help")]
 #[command(after_help = "EXAMPLES:
   iwarp run -- rping -s -a 127.0.0.1 -C 10 -v
   iwarp run --stats -- ib_write_bw -R -d iwarp0
@@ -330,6 +333,7 @@ pub(crate) struct RunArgs {
 
 /// Arguments of `iwarp env`.
 #[derive(Debug, Args)]
+#[command(override_usage = "eval \"$(iwarp env [OPTIONS])\"")]
 #[command(after_help = "EXAMPLES:
   eval \"$(iwarp env)\"; rping -c -a 192.0.2.7
   eval \"$(iwarp env --crc off --stats)\"")]

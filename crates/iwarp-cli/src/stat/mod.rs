@@ -32,6 +32,8 @@ const SCHEMA: &str = include_str!("schema.json");
 /// Arguments of `iwarp stat`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
+#[command(override_usage = "iwarp stat [OPTIONS] [PID]
+       iwarp stat serve [OPTIONS]")]
 #[command(after_help = "COLUMNS:
   QP          number of the queue pair; # in front: connected by number, not by rdma_cm
   STATE       state of the queue pair, as in ibv_query_qp(3)
