@@ -76,9 +76,11 @@ pub(super) fn build(
 
     let folder = |target: &str| context.target.join(target).join(PROFILE);
     let dir = folder(&glibc);
+    let portable = folder(&musl).join("iwarp");
     let built = Built {
         command: dir.join("iwarp"),
-        runnable: dir.join("iwarp"),
+        // An emulator starts it without the libraries of the platform.
+        runnable: portable.clone(),
         verbs: dir.join("libiwarp_verbs.so"),
         preload: Some(dir.join("librspreload.so")),
         paths: dir.join("libiwarp_paths.so"),
@@ -96,7 +98,7 @@ pub(super) fn build(
     Ok(Programs {
         platform,
         built,
-        portable: folder(&musl).join("iwarp"),
+        portable,
         second_name,
     })
 }

@@ -158,7 +158,7 @@ pub(crate) fn command(args: &DistArgs) -> Result<bool> {
         }
     }
     let host = all.iter().find(|programs| programs.platform.is_host());
-    if let Some(runnable) = host.map(|programs| programs.built.command.clone()) {
+    if let Some(runnable) = host.map(|programs| programs.portable.clone()) {
         // Manual pages do not depend on the platform. The command of another platform would need an
         // emulator.
         for programs in &mut all {

@@ -100,7 +100,8 @@ impl Toolchain {
     fn compile_core(&self, root: &Path, log: &mut Log) -> Result<()> {
         let version = output(self.command().arg("-vV"))?;
         let stamp = self.sysroot.join("built-with");
-        let wanted = format!("{version}{}", self.flags.join(" "));
+        let remapped = self.remapped(root);
+        let wanted = format!("{version}{} without paths", self.flags.join(" "));
         if std::fs::read_to_string(&stamp).is_ok_and(|text| text == wanted) {
             return Ok(());
         }
@@ -130,6 +131,7 @@ impl Toolchain {
                     .arg("-Clinker-plugin-lto")
                     .args(["--cap-lints", "allow"])
                     .args(&self.flags)
+                    .args(&remapped)
                     .arg("--sysroot")
                     .arg(&self.sysroot)
                     .arg("--out-dir")
@@ -140,6 +142,15 @@ impl Toolchain {
         }
         std::fs::write(stamp, wanted)?;
         Ok(())
+    }
+
+    /// Returns the options that keep this machine's paths out of the object, so that builds in two
+    /// folders are identical.
+    fn remapped(&self, root: &Path) -> [String; 2] {
+        [
+            format!("--remap-path-prefix={}=/iwarp", root.display()),
+            format!("--remap-path-prefix={}=/rustc", self.source.display()),
+        ]
     }
 
     fn command(&self) -> Command {
@@ -162,6 +173,7 @@ impl Toolchain {
         self.environment(&mut command);
         let mut flags = vec!["--sysroot".to_owned(), self.sysroot.display().to_string()];
         flags.extend(self.flags.iter().map(|&flag| flag.to_owned()));
+        flags.extend(self.remapped(dir));
         // The octet 31 separates the flags, because a path may contain spaces.
         command
             .env("RUSTC", &self.rustc)

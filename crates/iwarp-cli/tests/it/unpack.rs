@@ -91,7 +91,7 @@ fn manifest_has_printed_environment() {
         "/../../packaging/kubernetes/environment.yaml"
     );
     let text = std::fs::read_to_string(file).unwrap();
-    let (_, data) = text.split_once("data:\n").unwrap();
+    let (_, data) = text.split_once("\ndata:\n").unwrap();
     let mut written: Vec<String> = data.lines().map(|line| line.trim().to_owned()).collect();
     printed.sort();
     written.sort();
