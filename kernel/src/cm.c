@@ -18,7 +18,6 @@
 #include <net/tcp.h>
 
 #include "cm.h"
-#include "trace.h"
 
 /* Bytes of private data that iw_cm passes on. */
 #define MAX_PRIVATE_DATA 255
@@ -410,7 +409,6 @@ static void connect_turn(struct work_struct *work)
 	mutex_lock(&qp->mutex);
 	if (!event.status)
 		event.status = begin_stream(qp, connection, id, NULL, 0);
-	trace_connect(qp, true, &id->m_local_addr, &id->m_remote_addr, event.status);
 	id->event_handler(id, &event);
 	mutex_unlock(&qp->mutex);
 	/*
@@ -474,7 +472,6 @@ int rnic_accept(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 	set_addresses(connection->socket, &event);
 	mutex_lock(&qp->mutex);
 	result = begin_stream(qp, connection, id, reply, result);
-	trace_connect(qp, false, &event.local_addr, &event.remote_addr, result);
 	if (!result)
 		id->event_handler(id, &event);
 	mutex_unlock(&qp->mutex);

@@ -13,7 +13,6 @@
 #include <rdma/iw_cm.h>
 
 #include "rnic.h"
-#include "trace.h"
 
 /* Maximum number of bytes that one call receives, before other work can use the processor. */
 #define RECEIVE_AT_ONCE (256 * 1024)
@@ -204,21 +203,6 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	WRITE_ONCE(qp->sk, sk);
 }
 
-static void trace_end(struct rnic_qp *qp, bool reset)
-{
-	struct rk_fault fault = {};
-	bool failed;
-
-	spin_lock_bh(&qp->lock);
-	failed = rk_qp_fault(qp->engine, &fault);
-	spin_unlock_bh(&qp->lock);
-	if (!failed)
-		return;
-	if (fault.blame == RK_BLAME_PEER || fault.blame == RK_BLAME_PEER_TERMINATED)
-		trace_terminate(qp, &fault);
-	trace_fault(qp, &fault, reset);
-}
-
 /*
  * Detaches the connection. TCP then sends its queued data, or a reset if `reset` is set. The caller
  * holds the mutex.
@@ -245,7 +229,6 @@ static void detach(struct rnic_qp *qp, bool reset)
 	qp->socket = NULL;
 	qp->id = NULL;
 	rnic_close_socket(socket, reset);
-	trace_end(qp, reset);
 	/* The socket no longer uses the plan's memory. */
 	rnic_record_sent(device, qp, 0);
 	spin_lock_bh(&qp->lock);

@@ -1,5 +1,4 @@
-//! The module at limits: of memory, of the values of parameters, and of links; and its
-//! tracepoints.
+//! The module at limits: of memory, of the values of parameters, and of links.
 
 use super::script::Script;
 
@@ -27,21 +26,6 @@ pub(super) const CASES: &[Script] = &[
         rmdir /tmp/cg/small
         umount /tmp/cg
         rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
-        rmmod iwarp_rnic",
-    ),
-    (
-        "tracepoints show connections, Terminates and faults",
-        "insmod $MODULE; links
-        mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null || true
-        trace=/sys/kernel/tracing
-        echo 1 > $trace/events/iwarp/enable
-        pair 'rping -s -a 10.0.2.15 -p 7100 -C 1' 'rping -c -a 10.0.2.15 -p 7100 -C 1'
-        violating 10.0.2.15 7300
-        grep 'connect: device=iwarp0 qp=[0-9]* role=responder local=10.0.2.15:7100' $trace/trace
-        grep 'connect: .* role=initiator .* remote=10.0.2.15:7100 status=0' $trace/trace
-        grep 'terminate: device=iwarp0 qp=[0-9]* sent layer=1 etype=2 code=3' $trace/trace
-        grep 'fault: device=iwarp0 qp=[0-9]* cause=peer layer=1 etype=2 code=3' $trace/trace
-        echo 0 > $trace/events/iwarp/enable
         rmmod iwarp_rnic",
     ),
     (
