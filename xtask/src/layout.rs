@@ -243,7 +243,7 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let (from, prefix) = (dir.join("from"), dir.join("prefix"));
         fs::write(&from, b"x").unwrap();
-        assert_eq!(remove(&prefix).unwrap(), [PathBuf::new(); 0]);
+        assert!(remove(&prefix).unwrap().is_empty());
         let mut files = vec![File::program(&from, "bin/iwarp")];
         files.extend(LIBRARIES.map(|name| File::copy(&from, format!("lib/iwarp/{name}"))));
         files.extend(

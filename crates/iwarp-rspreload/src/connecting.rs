@@ -8,10 +8,11 @@
 use crate::api::{Rdma, bypassed, rdma, real};
 use crate::placeholder::to_tcp;
 use crate::{errno, sets, table};
+use iwarp_os::process_lock::ProcessLock;
 use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 use std::collections::BTreeMap;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A descriptor after `connect`.
 enum Attempt {
@@ -23,12 +24,13 @@ enum Attempt {
     Failed(c_int),
 }
 
-static ATTEMPTS: Mutex<BTreeMap<c_int, Attempt>> = Mutex::new(BTreeMap::new());
+static ATTEMPTS: ProcessLock<BTreeMap<c_int, Attempt>> =
+    ProcessLock::new("rspreload::ATTEMPTS", BTreeMap::new());
 /// Number of [`ATTEMPTS`], so that usually no lock is taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn attempts() -> MutexGuard<'static, BTreeMap<c_int, Attempt>> {
-    ATTEMPTS.lock().unwrap_or_else(PoisonError::into_inner)
+    ATTEMPTS.lock()
 }
 
 fn publish(attempts: &BTreeMap<c_int, Attempt>) {

@@ -36,7 +36,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
 /// Largest request in bytes: hyper's minimum.
 const REQUEST_MAX: usize = 8192;
-/// An answer is reused for so long, so that many clients cause no more queries than one.
+/// How long an answer is reused, so that many clients cause no more queries than one.
 const REUSE: Duration = Duration::from_millis(250);
 
 /// Arguments of `iwarp stat serve`.

@@ -256,7 +256,7 @@ fn suspended_command_restores_the_terminal() {
     assert!(terminal.end().success());
 }
 
-/// The same options in all outputs.
+/// All outputs have these options.
 #[test]
 fn processes_and_peers_are_filtered() {
     let scratch = Scratch::new();
