@@ -134,24 +134,6 @@ enum rk_event {
 	RK_EVENT_MESSAGE_IN_RTR = 256,
 };
 
-/* Who caused a stream to fail. Returned by rk_qp_fault(). */
-enum rk_blame {
-	RK_BLAME_NONE,
-	RK_BLAME_PEER,			/* it broke the protocol; a Terminate was sent */
-	RK_BLAME_PEER_TERMINATED,	/* it has sent a Terminate */
-	RK_BLAME_LOCAL,			/* a local work request failed */
-	RK_BLAME_TRANSPORT,		/* the connection broke, or ended inside a message */
-};
-
-/* Why a stream ended in error. The code is a Terminate's (RFC 5040 section 4.8), or similar. */
-struct rk_fault {
-	u32 blame;			/* enum rk_blame */
-	u8 layer;
-	u8 etype;
-	u8 code;
-	u8 reserved;
-};
-
 /* A value of `hold_ms`: a Send that finds no posted receive ends the connection at once. */
 #define RK_HOLD_NOT U32_MAX
 
@@ -357,8 +339,6 @@ int rk_qp_state(const struct rk_qp *qp);
 bool rk_qp_is_ending(const struct rk_qp *qp);
 bool rk_qp_is_shut_down(const struct rk_qp *qp);
 bool rk_qp_peer_has_closed(const struct rk_qp *qp);
-/* Stores why the stream is ending in error. Returns false if it is not. */
-bool rk_qp_fault(const struct rk_qp *qp, struct rk_fault *fault);
 /*
  * Adds the queue pair's counters to the totals, in the order of struct Counters: bytes sent and
  * received, FPDUs, messages, bytes of payload, and so on.

@@ -13,7 +13,7 @@ use core::time::Duration;
 
 use iwarp_rnic::memory::{ListedPages, Stag};
 use iwarp_rnic::qp::{
-    Blame, CreateError, Events, QpConfig, QueuePair, ReceiverNotReady, Run, State, StreamConfig,
+    CreateError, Events, QpConfig, QueuePair, ReceiverNotReady, Run, State, StreamConfig,
     StreamTimes, StreamWish,
 };
 use iwarp_rnic::{Access, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, Work};
@@ -360,40 +360,6 @@ pub extern "C" fn rk_qp_wish(qp: &Qp) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_qp_shutdown_done(qp: &mut Qp) {
     qp.machine.shutdown_done(&mut qp.owner);
-}
-
-/// Why a stream ended in error: `struct rk_fault`.
-#[derive(Debug)]
-#[repr(C)]
-pub struct StreamFault {
-    /// `enum rk_blame`.
-    blame: u32,
-    layer: u8,
-    etype: u8,
-    code: u8,
-    reserved: u8,
-}
-
-/// Stores why the stream is ending in error. Returns `false` if it is not.
-// SAFETY: the prefix `rk_` belongs to this crate.
-#[unsafe(no_mangle)]
-pub extern "C" fn rk_qp_fault(qp: &Qp, fault: &mut StreamFault) -> bool {
-    let Some(found) = qp.machine.fault() else {
-        return false;
-    };
-    *fault = StreamFault {
-        blame: match found.blame {
-            Blame::Peer => 1,
-            Blame::PeerTerminated => 2,
-            Blame::Local => 3,
-            Blame::Transport => 4,
-        },
-        layer: found.code.layer,
-        etype: found.code.etype,
-        code: found.code.code,
-        reserved: 0,
-    };
-    true
 }
 
 /// Reports that the stream is closed.

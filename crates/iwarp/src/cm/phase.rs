@@ -8,7 +8,7 @@ use super::sidr::{Asked, Asking, Serving};
 use crate::conn::attach::Handover;
 use std::sync::Arc;
 
-/// How far a connection has come ([`CmId::progress`]).
+/// How far a connection has come ([`CmId::progress`](super::CmId::progress)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmProgress {
     /// The identifier neither connects nor listens.
