@@ -114,10 +114,10 @@ for turn in range(4):
         ulimit -n 8192
         accepting 10.0.2.15 7300 1000 & server=$!
         listening 1C84
-        half-fpdus 10.0.2.15 7300 1000 600
+        half-fpdus 10.0.2.15 7300 1000 600 8192
         rping -s -a 10.0.2.15 -p 7100 -C 3 & ping=$!
         listening 1BBC
-        half-fpdus 10.0.2.15 7300 200 32000
+        half-fpdus 10.0.2.15 7300 200 32000 16384
         rping -c -a 10.0.2.15 -p 7100 -C 3 -V
         wait $ping
         kill $server

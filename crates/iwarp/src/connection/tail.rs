@@ -164,12 +164,16 @@ impl Shared {
         let Some(gathered) = place.as_mut() else {
             return Ok(false);
         };
-        if gathered.kind == Kind::Message && gathered.room() >= frames::framed(octets.len()) {
+        let framed = frames::framed(octets.len());
+        let fits = gathered.kind == Kind::Message && gathered.room() >= framed;
+        if fits {
             gathered.append_message(octets)?;
-            return Ok(true);
         }
-        self.send_gathered(place);
-        Ok(false)
+        // Or is there no room for another message of this length?
+        if !fits || gathered.room() < framed {
+            self.send_gathered(place);
+        }
+        Ok(fits)
     }
 
     /// Gathers messages, or bytes of a stream, in a slot that was taken. These are the first.
