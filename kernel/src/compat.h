@@ -3,6 +3,7 @@
 #ifndef IWARP_COMPAT_H
 #define IWARP_COMPAT_H
 
+#include <linux/mm.h>
 #include <linux/net.h>
 #include <linux/timer.h>
 #include <linux/uio.h>
@@ -36,6 +37,13 @@ typedef struct sockaddr rnic_sockaddr;
 
 #ifndef HAVE_UMEM_GET_VA
 #define ib_umem_get_va ib_umem_get
+#endif
+
+#ifndef HAVE_VM_FLAGS_SET
+static inline void vm_flags_set(struct vm_area_struct *area, unsigned long flags)
+{
+	area->vm_flags |= flags;
+}
 #endif
 
 /* Keeps TCP from using the task's page: data are sent from softirq, too. */

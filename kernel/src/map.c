@@ -141,6 +141,8 @@ int rnic_mmap(struct ib_ucontext *context, struct vm_area_struct *area)
 	if (!entry)
 		return -EINVAL;
 	mapping = container_of(entry, struct mapping, base);
+	/* The program cannot enlarge the mapping by mremap(). */
+	vm_flags_set(area, VM_DONTEXPAND | VM_DONTDUMP);
 	result = vm_map_pages_zero(area, mapping->pages, mapping->count);
 	rdma_user_mmap_entry_put(entry);
 	return result;
