@@ -60,11 +60,12 @@ fn scrape(stage: &Stage) -> Result<Verdict> {
     let active = stage.start_with(&[], None, &variables, &active)?;
 
     let queries = Queries { stage, web };
-    // Both ends have a queue pair, and Prometheus has seen it twice.
+    // Prometheus has seen the queue pairs twice.
     queries.until("sum(rate(iwarp_queue_pair_sent_bytes_total[2s])) > 1e6")?;
     let both = queries.values("count(iwarp_queue_pair_info{state=\"RTS\"})")?;
-    if both != ["2"] {
-        bail!("{both:?} queue pairs are in RTS instead of 2");
+    // Each end has another connection, by which perftest exchanges its parameters.
+    if both != ["4"] {
+        bail!("{both:?} queue pairs are in RTS instead of 4");
     }
     let panels = queries.dashboard()?;
     let said = active.success()?;

@@ -18,7 +18,7 @@ use document::{ANY_LINES, Shown};
 use session::Session;
 use xtask::context::{Context, find_program};
 use xtask::outcome::Outcome;
-use xtask::process::Log;
+use xtask::process::{self, Log};
 use xtask::{install, layout};
 
 /// The folder of the lessons.
@@ -103,8 +103,8 @@ pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
         return Ok(Outcome::Skipped(missing));
     }
     let prefix = installed(context)?;
-    let own = std::env::current_exe().context("the path of this program")?;
-    let mut command = Command::new(own);
+    // Other steps may have replaced the file of this program.
+    let mut command = process::program(&context.root, "xtask");
     command
         .current_dir(&context.root)
         .arg("lessons")
@@ -252,8 +252,8 @@ fn prepared_examples(context: &Context) -> Result<PathBuf> {
         bail!("the C programs of the lessons cannot be compiled");
     }
     // Now, because a lesson does not wait until other builds have released the target folder.
-    let mut build = xtask::process::cargo(&context.root);
-    xtask::process::run(build.args(["build", "--package", "iwarp-lessons"]))?;
+    let mut build = process::cargo(&context.root);
+    process::run(build.args(["build", "--package", "iwarp-lessons"]))?;
     Ok(folder)
 }
 
