@@ -208,7 +208,8 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
         }
         Ok(Verdict::passed(format!("{} lengths", lengths.len())))
     });
-    case.needs(LIBRARY).busy_polls()
+    // On a busy machine, datagrams are lost, and UCX takes half a minute to send them again.
+    case.needs(LIBRARY).busy_polls().limit(240)
 }
 
 /// The two processes exchange their worker addresses over TCP. `how` selects how they wait: with
