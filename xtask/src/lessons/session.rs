@@ -15,6 +15,7 @@ use super::document::Shown;
 
 /// How long a command may take. A reader would have given up by then.
 const LIMIT: Duration = Duration::from_secs(120);
+const INTERRUPT_INTERVAL: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The beginning of a warning of tshark that readers do not see, because they are not root.
 const ROOT_WARNING: &str = "Running as user \"root\"";
@@ -112,11 +113,14 @@ impl<'a> Session<'a> {
     /// Waits for the end of a command, or stops it if the reader would, and keeps its output.
     fn finish(&mut self, mut running: Running<'a>) -> Result<()> {
         let shown = running.shown;
-        if shown.interrupted {
-            let _ = kill_process_group(Pid::from_child(&running.child), Signal::INT);
-        }
         let deadline = Instant::now() + LIMIT;
+        let mut interrupt = Instant::now();
         let status = loop {
+            // As a reader would, again if nothing happens.
+            if shown.interrupted && Instant::now() >= interrupt {
+                let _ = kill_process_group(Pid::from_child(&running.child), Signal::INT);
+                interrupt += INTERRUPT_INTERVAL;
+            }
             if let Some(status) = running.child.try_wait()? {
                 break status;
             }
