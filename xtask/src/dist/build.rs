@@ -249,7 +249,7 @@ mod tests {
         let package =
             |source: Value, path: &str| json!({ "source": source, "manifest_path": path });
         let metadata = json!({ "packages": [
-            package(json!(null), "/work/crates/iwarp/Cargo.toml"),
+            package(json!(null), "/home/own/iwarp/Cargo.toml"),
             package(json!("registry"), "/home/registry/a-1.0.0/Cargo.toml"),
             package(json!("registry"), "/home/registry/b-1.0.0/Cargo.toml"),
         ]});
