@@ -28,7 +28,6 @@ int main(int argc, char **argv)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
 	struct rdma_event_channel *channel;
-	struct rdma_cm_id *listener;
 	int accepted = 0;
 
 	if (argc != 4 || inet_pton(AF_INET, argv[1], &address.sin_addr) != 1) {
@@ -37,10 +36,7 @@ int main(int argc, char **argv)
 	}
 	address.sin_port = htons(atoi(argv[2]));
 	channel = rdma_create_event_channel();
-	fail_if(!channel, "an event channel");
-	fail_if(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	fail_if(rdma_bind_addr(listener, (struct sockaddr *)&address), "bind");
-	fail_if(rdma_listen(listener, 64), "listen");
+	listen_at(channel, &address, 64);
 	for (;;) {
 		struct rdma_cm_event *event;
 

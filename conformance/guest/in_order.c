@@ -13,16 +13,6 @@
 
 static const struct ibv_qp_init_attr small = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
 
-static struct rdma_cm_id *listen_at(struct rdma_event_channel *channel, struct sockaddr_in *address)
-{
-	struct rdma_cm_id *listener;
-
-	fail_if(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
-		rdma_bind_addr(listener, (struct sockaddr *)address) ||
-			rdma_listen(listener, CONNECTIONS), "listening");
-	return listener;
-}
-
 /* Returns an identifier with a resolved route and a queue pair. */
 static struct rdma_cm_id *create_resolved_id(struct rdma_event_channel *channel,
 	struct sockaddr_in *address)
@@ -78,7 +68,7 @@ static int run_round(struct sockaddr_in *address)
 	int wrong = 0;
 
 	fail_if(!ours || !theirs, "a channel");
-	listener = listen_at(theirs, address);
+	listener = listen_at(theirs, address, CONNECTIONS);
 	for (int i = 0; i < CONNECTIONS; i++)
 		ids[i] = create_resolved_id(ours, address);
 	param.private_data = &number;

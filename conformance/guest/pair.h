@@ -32,6 +32,18 @@ static inline struct rdma_cm_id *event(struct rdma_event_channel *channel,
 	return id;
 }
 
+static inline struct rdma_cm_id *listen_at(struct rdma_event_channel *channel,
+					   struct sockaddr_in *address, int backlog)
+{
+	struct rdma_cm_id *listener;
+
+	fail_if(!channel, "an event channel");
+	fail_if(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
+			rdma_bind_addr(listener, (struct sockaddr *)address) ||
+				rdma_listen(listener, backlog), "listening");
+	return listener;
+}
+
 /* Events of `writer` arrive on channel `ours`, events of `listener` and `target` on `theirs`. */
 struct pair {
 	struct rdma_event_channel *ours, *theirs;
@@ -44,10 +56,8 @@ static inline struct pair begin_pair(struct sockaddr_in *address)
 	struct pair pair = { .ours = rdma_create_event_channel(),
 			     .theirs = rdma_create_event_channel() };
 
-	fail_if(!pair.ours || !pair.theirs, "an event channel");
-	fail_if(rdma_create_id(pair.theirs, &pair.listener, NULL, RDMA_PS_TCP) ||
-			rdma_bind_addr(pair.listener, (struct sockaddr *)address) ||
-				rdma_listen(pair.listener, 1), "listening");
+	fail_if(!pair.ours, "an event channel");
+	pair.listener = listen_at(pair.theirs, address, 1);
 	fail_if(rdma_create_id(pair.ours, &pair.writer, NULL, RDMA_PS_TCP) ||
 			rdma_resolve_addr(pair.writer, NULL, (struct sockaddr *)address, 2000),
 				"resolving the address");

@@ -30,10 +30,7 @@ int main(int argc, char **argv)
 	}
 	address.sin_port = htons(atoi(argv[2]));
 	channel = rdma_create_event_channel();
-	fail_if(!channel, "an event channel");
-	fail_if(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	fail_if(rdma_bind_addr(listener, (struct sockaddr *)&address), "bind");
-	fail_if(rdma_listen(listener, 1), "listen");
+	listener = listen_at(channel, &address, 1);
 	id = event(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 	fail_if(rdma_create_qp(id, NULL, &attr), "a queue pair");
 	fail_if(rdma_accept(id, &param), "accept");

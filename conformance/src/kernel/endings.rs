@@ -42,11 +42,7 @@ pub(super) const CASES: &[Script] = &[
     (
         "a lost last segment is sent again, and no socket and no namespace is left",
         "insmod $MODULE
-        tools=/usr/bin/ip
-        $tools netns add near; $tools netns add far
-        $tools link add near0 type veth peer name far0
-        $tools link set near0 netns near; $tools link set far0 netns far
-        $tools -n near addr add 10.66.0.1/24 dev near0
+        namespaces
         $tools -n far addr add 10.66.0.2/24 dev far0
         $tools -n near link set near0 up; $tools -n far link set far0 up
         $tools netns exec near rdma link add iwarp9 type iwarp netdev near0
@@ -70,25 +66,16 @@ for turn in range(4):
             if ! $tools netns exec near awk \"$open\" /proc/net/tcp; then break; fi
             sleep 0.1
         done
-        ! $tools netns exec near awk \"$open\" /proc/net/tcp
+        if $tools netns exec near awk \"$open\" /proc/net/tcp; then exit 1; fi
         $tools netns delete near
-        for i in $(seq 100); do
-            if ! $tools -n far link show far0 >/dev/null 2>&1; then break; fi
-            sleep 0.1
-        done
-        ! $tools -n far link show far0
-        ! rdma link | grep iwarp9
+        near_is_gone
         $tools netns delete far
         rmmod iwarp_rnic",
     ),
     (
         "a namespace is deleted although programs elsewhere use its device",
         "insmod $MODULE
-        tools=/usr/bin/ip
-        $tools netns add near; $tools netns add far
-        $tools link add near0 type veth peer name far0
-        $tools link set near0 netns near; $tools link set far0 netns far
-        $tools -n near addr add 10.66.0.1/24 dev near0
+        namespaces
         $tools -n near link set lo up; $tools -n near link set near0 up
         $tools -n far link set far0 up
         $tools netns exec near rdma link add iwarp9 type iwarp netdev near0
@@ -97,12 +84,7 @@ for turn in range(4):
         sleep 1
         $tools netns exec near grep ':1C20 .* 0A ' /proc/net/tcp /proc/net/tcp6
         $tools netns delete near
-        for i in $(seq 100); do
-            if ! $tools -n far link show far0 >/dev/null 2>&1; then break; fi
-            sleep 0.1
-        done
-        ! $tools -n far link show far0
-        ! rdma link | grep iwarp9
+        near_is_gone
         kill -9 $listener
         wait $listener || true
         $tools netns delete far

@@ -18,14 +18,29 @@ const NO_LEAK: &str = "no allocation of the engine is left";
 /// The first lines of each script. A script ends at the first command that fails. `MODULE` is the
 /// path of the module. `links` creates two RDMA devices. `listening` waits until a server listens
 /// on a port (given in hexadecimal). `pair` runs a server and its client, and retries them after a
-/// known sporadic fault. `unused` waits until clients in the kernel have released the device, for
-/// 10 s or `TRIES` tenths of a second. It ignores completion queues, because the kernel keeps those
-/// that such clients share.
+/// known sporadic fault. `namespaces` creates two network namespaces with a link between them, and
+/// `near_is_gone` waits until the first one has disappeared with its device. `unused` waits until
+/// clients in the kernel have released the device, for 10 s or `TRIES` tenths of a second. It
+/// ignores completion queues, because the kernel keeps those that such clients share.
 const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
 links() {
     rdma link add iwarp0 type iwarp netdev user0
     rdma link add iwarp1 type iwarp netdev lo
     for i in $(seq 50); do if [ -e /dev/infiniband/rdma_cm ]; then break; fi; sleep 0.1; done
+}
+tools=/usr/bin/ip
+namespaces() {
+    $tools netns add near; $tools netns add far
+    $tools link add near0 type veth peer name far0
+    $tools link set near0 netns near; $tools link set far0 netns far
+    $tools -n near addr add 10.66.0.1/24 dev near0
+}
+near_is_gone() {
+    for i in $(seq 100); do
+        if ! $tools -n far link show far0 >/dev/null 2>&1; then break; fi
+        sleep 0.1
+    done
+    if $tools -n far link show far0 || rdma link | grep iwarp9; then return 1; fi
 }
 listening() {
     for i in $(seq 100); do
