@@ -28,15 +28,15 @@ impl Socket {
             self.start(&mut s, to)?;
             s.options.nonblocking
         };
-        let done = self.wait_until(!nonblocking, None, |s| match &s.phase {
+        if nonblocking {
+            // As with TCP, even if the peer has answered already.
+            return Err(Errno::INPROGRESS);
+        }
+        self.wait_until(true, None, |s| match &s.phase {
             Phase::Connecting(_) => None,
             Phase::Connected(_) => Some(Ok(())),
             _ => Some(Err(s.error.take().unwrap_or(Errno::CONNREFUSED))),
-        });
-        match done {
-            Err(Errno::AGAIN) => Err(Errno::INPROGRESS),
-            done => done,
-        }
+        })
     }
 
     fn start(&self, s: &mut State, to: SocketAddr) -> Result<()> {
