@@ -2,8 +2,8 @@
 //! failure, and never panic.
 //!
 //! This crate does not export them: `librdmacm.so.1` does, with symbol versions. `rfcntl` is
-//! variadic in C; the 64-bit Linux ABIs that this library supports pass its integer or pointer like a fixed
-//! argument.
+//! variadic in C; the 64-bit Linux ABIs that this library supports pass its integer or pointer like
+//! a fixed argument.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -68,8 +68,8 @@ unsafe fn bytes_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
 }
 
-/// Returns the elements of the program's vector. Their number has a different type in some functions
-/// and C libraries.
+/// Returns the elements of the program's vector. Their number has a different type in some
+/// functions and C libraries.
 unsafe fn iovecs<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [iovec]> {
     let n = n.try_into().map_err(|_| Errno::INVAL)?;
     if n > IOV_MAX {
