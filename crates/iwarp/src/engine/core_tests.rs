@@ -207,7 +207,7 @@ fn unwatchable_source_is_dropped() {
     assert_eq!(Arc::strong_count(&source), 1);
 }
 
-/// Timers that are not urgent expire together, so that many idle connections wake the thread seldom.
+/// Timers that are not urgent expire together, so that idle connections seldom wake the thread.
 #[test]
 fn about_timers_are_rounded() {
     for delay in [Duration::from_secs(4), Duration::from_millis(1)] {
