@@ -103,6 +103,11 @@ mod tests {
                 let mut short: socklen_t = 4;
                 write(a, p, &raw mut short);
                 assert_eq!(short, len);
+                // Old programs omit the scope.
+                if let SocketAddr::V6(mut old) = a {
+                    old.set_scope_id(0);
+                    assert_eq!(read(p, 24), Ok(old.into()));
+                }
                 storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
                 assert_eq!(read(p, len), Err(Errno(libc::EAFNOSUPPORT)));
             }

@@ -227,6 +227,16 @@ mod tests {
         }
         waiters.notify();
         assert!(!waiter.wait(soon()).unwrap(), "it has left the list");
+        assert_eq!(waiters.count.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn inherited_waiter_is_replaced() {
+        let mut inherited = Waiter::new().unwrap();
+        Arc::get_mut(&mut inherited).unwrap().generation += 1;
+        OWN.set(Some(Arc::clone(&inherited)));
+        let own = Waiter::for_this_thread().unwrap();
+        assert!(!Arc::ptr_eq(&own, &inherited));
     }
 
     #[test]

@@ -124,8 +124,12 @@ mod tests {
         std::fs::write(dir.join("rqsize_default"), "4000000\n").unwrap();
         std::fs::write(dir.join("mem_default"), " 100001 ").unwrap();
         std::fs::write(dir.join("wmem_default"), "many").unwrap();
+        std::fs::write(dir.join("inline_default"), "513").unwrap();
         std::fs::write(dir.join("polling_time"), "0").unwrap();
+        std::fs::write(dir.join("wake_up_interval"), "0").unwrap();
         let configured = Settings::read(&dir);
+        std::fs::write(dir.join("polling_time"), "1000001").unwrap();
+        let polling_time = Settings::read(&dir).polling_time;
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(
             (configured.sizes.send_queue, configured.sizes.receive_queue),
@@ -138,6 +142,9 @@ mod tests {
             ),
             (100_000, SEND_BUFFER)
         );
-        assert_eq!(configured.polling_time, Duration::ZERO);
+        assert_eq!(configured.sizes.inline, MAX_INLINE);
+        let polling = [configured.polling_time, polling_time];
+        assert_eq!(polling, [Duration::ZERO, Duration::from_secs(1)]);
+        assert_eq!(configured.wake_up_interval, Duration::from_millis(1));
     }
 }
