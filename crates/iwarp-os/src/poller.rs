@@ -449,7 +449,8 @@ mod tests {
         poller.add(&stream, 5, Interest::READ).expect("add");
         peer.shutdown(std::net::Shutdown::Write).expect("shutdown");
         let mut events = Events::with_capacity(1);
-        assert_eq!(poller.wait(&mut events, None).expect("wait"), 1);
+        let limit = Some(Duration::from_secs(10));
+        assert_eq!(poller.wait(&mut events, limit).expect("wait"), 1);
         let event = events.iter().next().expect("event");
         assert!(event.readable && !event.writable && !event.broken);
     }
