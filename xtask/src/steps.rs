@@ -134,7 +134,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "miri",
-        about: "no undefined behaviour in code without system calls",
+        about: "no undefined behaviour in the protocol, and where requests are cancelled",
         limit: minutes(60),
         lane: Lane::Beside,
         run: miri::run,

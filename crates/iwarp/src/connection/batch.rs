@@ -430,3 +430,7 @@ impl Drop for Submit<'_> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "batch_tests.rs"]
+mod tests;
