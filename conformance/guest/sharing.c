@@ -57,7 +57,7 @@ static void expect(unsigned pair, unsigned wr_id, unsigned char what)
 	fail_if(!got || wc.status, "a message");
 	fail_if(wc.wr_id != wr_id || wc.byte_len != OCTETS ||
 		wc.qp_num != pairs[pair].target->qp->qp_num,
-			"the message consumed another receive");
+			"the wrong receive, length or queue pair");
 	for (int i = 0; i < OCTETS; i++)
 		fail_if(memory[1][wr_id % RECEIVES][i] != what, "the content of a message");
 }

@@ -39,7 +39,7 @@ static void post_receive(int slot)
 
 static void accept_client(struct rdma_cm_id *id, struct ibv_pd *pd, int number)
 {
-	struct rdma_conn_param param = {.rnr_retry_count = 7};
+	struct rdma_conn_param param = {0};
 	struct ibv_qp_init_attr queues = {.qp_type = IBV_QPT_RC, .sq_sig_all = 1, .send_cq = cq,
 		.recv_cq = cq, .srq = srq, .cap = {2 * CREDITS, 0, 1, 0, 0}};
 
@@ -87,7 +87,7 @@ static void serve(int clients)
 
 static void send_numbers(struct rdma_cm_id *id)
 {
-	struct rdma_conn_param param = {.rnr_retry_count = 7};
+	struct rdma_conn_param param = {0}; /* repeats no message: there is always a receive */
 	uint32_t number;
 	struct ibv_mr *own = created(rdma_reg_msgs(id, &number, sizeof(number)), "own");
 

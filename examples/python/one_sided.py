@@ -20,6 +20,12 @@ def read(peer, region, address, rkey):
     print('read  ', repr(region.read(SIZE, 0).rstrip(b'\0').decode()))
 
 
+def message(peer, region):
+    """Sends a message, at whose content the server does not look."""
+    peer.post_send(region, length=1)
+    succeeded(peer.get_send_comp())
+
+
 def main():
     if len(sys.argv) != 2:
         raise SystemExit('usage: one_sided.py HOST')
@@ -28,6 +34,7 @@ def main():
     local = peer.reg_write(SIZE)  # iWARP cards need the right of remote write for a Read
     peer.post_recv(inbox)
     peer.connect(ConnParam(depth=1))
+    message(peer, local)  # On iWARP, the end that accepts may not send first.
     succeeded(peer.get_recv_comp())
     address, _, rkey = OFFER.unpack(inbox.read(OFFER.size, 0))
     print(f'the server offers its memory with the rkey {rkey:#010x}')
@@ -39,9 +46,7 @@ def main():
     succeeded(peer.get_send_comp())
     print('wrote ', repr(text))
     read(peer, local, address, rkey)
-    # The goodbye: a message, at whose content the server does not look.
-    peer.post_send(local, length=1)
-    succeeded(peer.get_send_comp())
+    message(peer, local)  # the goodbye
     peer.disconnect()
     inbox.close()
     local.close()

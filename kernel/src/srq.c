@@ -74,7 +74,7 @@ int rnic_destroy_srq(struct ib_srq *base, struct ib_udata *udata)
 	return 0;
 }
 
-/* Takes the oldest receive. Called with a queue pair's lock and bottom halves off. */
+/* Takes the oldest receive. The caller holds a queue pair's lock and has disabled bottom halves. */
 bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 {
 	bool taken;
@@ -82,8 +82,8 @@ bool rnic_srq_take(struct rnic_srq *srq, struct rk_receive *receive)
 	spin_lock(&srq->lock);
 	taken = rnic_take_receive(&srq->ring, receive);
 	/*
-	 * The program fills the entries in order. So if the entry at offset `limit` - 1 is empty,
-	 * fewer than `limit` receives are posted.
+	 * The program fills the entries in order. So if the entry `limit` - 1 places after the
+	 * oldest one is empty, fewer than `limit` receives are posted.
 	 */
 	if (srq->limit && !rnic_receive_is_posted(&srq->ring, srq->limit - 1)) {
 		srq->limit = 0;

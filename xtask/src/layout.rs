@@ -22,7 +22,14 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("fish", "share/fish/vendor_completions.d/iwarp.fish"),
 ];
 
-/// The names of the libraries, in `lib/iwarp`.
+/// The path of the command.
+pub const COMMAND: &str = "bin/iwarp";
+/// The folder of the libraries.
+const LIBRARY_FOLDER: &str = "lib/iwarp";
+/// The path of the page about environment variables.
+const VARIABLES_PAGE: &str = "share/man/man7/iwarp.7";
+
+/// The names of the libraries.
 const LIBRARIES: [&str; 5] = [
     "libibverbs.so.1",
     "librdmacm.so.1",
@@ -93,20 +100,8 @@ impl File {
 /// # Errors
 /// If the command cannot be run, or if it writes no manual pages or completions.
 pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
-    let mut files = vec![
-        File::program(&built.command, "bin/iwarp"),
-        File::copy(&built.verbs, "lib/iwarp/libibverbs.so.1"),
-        // A link, because with two files a process that loads both names would have two engines.
-        File {
-            source: Source::Link("libibverbs.so.1"),
-            ..File::copy("", "lib/iwarp/librdmacm.so.1")
-        },
-    ];
-    let preload = built.preload.iter();
-    files.extend(preload.map(|from| File::copy(from, "lib/iwarp/librspreload.so")));
-    files.push(File::copy(&built.paths, "lib/iwarp/libiwarp_paths.so"));
-    files.push(File::copy(&built.audit, "lib/iwarp/libiwarp_audit.so"));
-
+    let mut files = vec![File::program(&built.command, COMMAND)];
+    files.extend(libraries(built));
     let documents = context.target.join("documents");
     let _ = fs::remove_dir_all(&documents);
     let man = documents.join("man");
@@ -125,7 +120,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     }
     let variables = documents.join("iwarp.7");
     fs::write(&variables, manual::page(&context.root)?)?;
-    files.push(File::copy(variables, "share/man/man7/iwarp.7"));
+    files.push(File::copy(variables, VARIABLES_PAGE));
     for (shell, to) in COMPLETIONS {
         let file = documents.join(shell);
         let output = Command::new(&built.runnable)
@@ -138,6 +133,25 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
         files.push(File::copy(file, *to));
     }
     Ok(files)
+}
+
+/// Returns the libraries of an installation.
+#[must_use]
+pub fn libraries(built: &Built) -> Vec<File> {
+    let to = |name: &str| Path::new(LIBRARY_FOLDER).join(name);
+    let mut files = vec![
+        File::copy(&built.verbs, to("libibverbs.so.1")),
+        // A link, because with two files a process that loads both names would have two engines.
+        File {
+            source: Source::Link("libibverbs.so.1"),
+            ..File::copy("", to("librdmacm.so.1"))
+        },
+        File::copy(&built.paths, to("libiwarp_paths.so")),
+        File::copy(&built.audit, to("libiwarp_audit.so")),
+    ];
+    let preload = built.preload.iter();
+    files.extend(preload.map(|from| File::copy(from, to("librspreload.so"))));
+    files
 }
 
 /// Copies and links the files below `prefix`, which is created if it does not exist.
@@ -167,9 +181,9 @@ pub fn put(files: &[File], prefix: &Path) -> Result<()> {
 /// # Errors
 /// When a file cannot be removed.
 pub fn remove(prefix: &Path) -> Result<Vec<PathBuf>> {
-    let mut ours = vec![prefix.join("bin/iwarp")];
+    let mut ours = vec![prefix.join(COMMAND), prefix.join(VARIABLES_PAGE)];
     ours.extend(COMPLETIONS.iter().map(|(_, to)| prefix.join(to)));
-    let folder = prefix.join("lib/iwarp");
+    let folder = prefix.join(LIBRARY_FOLDER);
     for name in LIBRARIES {
         ours.push(folder.join(name));
     }
@@ -205,6 +219,23 @@ fn copy_atomically(from: &Path, to: &Path, mode: u32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_libraries_can_be_removed() {
+        let built = Built {
+            command: "c".into(),
+            runnable: "c".into(),
+            verbs: "v".into(),
+            preload: Some("r".into()),
+            paths: "p".into(),
+            audit: "a".into(),
+        };
+        let mut installed: Vec<_> = libraries(&built).into_iter().map(|file| file.to).collect();
+        installed.sort();
+        let mut removed = LIBRARIES.map(|name| Path::new(LIBRARY_FOLDER).join(name));
+        removed.sort();
+        assert_eq!(installed, removed);
+    }
 
     #[test]
     fn files_and_links_keep_modes() {
@@ -247,8 +278,8 @@ mod tests {
         let mut files = vec![File::program(&from, "bin/iwarp")];
         files.extend(LIBRARIES.map(|name| File::copy(&from, format!("lib/iwarp/{name}"))));
         files.extend(
-            ["iwarp.1", "iwarp-cp-serve.1"]
-                .map(|page| File::copy(&from, format!("share/man/man1/{page}"))),
+            ["man1/iwarp.1", "man1/iwarp-cp-serve.1", "man7/iwarp.7"]
+                .map(|page| File::copy(&from, format!("share/man/{page}"))),
         );
         files.extend(COMPLETIONS.iter().map(|(_, to)| File::copy(&from, *to)));
         let others = ["bin/iwarpd", "lib/x.so", "share/man/man1/iwarper.1"];

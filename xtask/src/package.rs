@@ -128,7 +128,7 @@ fn size(context: &Context, package: &Value) -> Result<u64> {
 }
 
 /// Returns the defects of a crate's metadata: what the registry would refuse, missing fields, and
-/// requirements of another version of our crates than the one that is published with it.
+/// dependencies on our own crates that are not published or have another version.
 fn defects(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let mut out = Vec::new();
@@ -179,7 +179,7 @@ fn defects(package: &Value, published: &BTreeSet<&str>) -> Vec<String> {
         let required = dependency["req"].as_str().unwrap_or_default();
         if ours && required.trim_start_matches(['^', '=']) != version {
             out.push(format!(
-                "{name}: {to} is required as {required}, not {version}"
+                "{name}: Cargo.toml requires {to} {required}, but must require {version}"
             ));
         }
         if ours && !published.contains(to) {
@@ -254,8 +254,8 @@ mod tests {
             ("/keywords", json!(["two words"]), "two words"),
             ("/keywords", json!(["x".repeat(21)]), "xxx"),
             ("/categories", json!(vec!["a"; 6]), "6 categories"),
-            ("/dependencies/0/req", json!("*"), "b is required as *"),
-            ("/dependencies/0/req", json!("=0.2.0"), "not 0.1.0"),
+            ("/dependencies/0/req", json!("*"), "Cargo.toml requires b *"),
+            ("/dependencies/0/req", json!("=0.2.0"), "must require 0.1.0"),
             ("/metadata", json!(null), "docs.rs"),
             (
                 "/dependencies/0/name",

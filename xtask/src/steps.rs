@@ -134,7 +134,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "miri",
-        about: "no undefined behaviour in code without system calls",
+        about: "no undefined behaviour in the protocol, and where requests are cancelled",
         limit: minutes(60),
         lane: Lane::Beside,
         run: miri::run,
@@ -330,8 +330,7 @@ fn require_tools(command: &mut std::process::Command) {
     }
 }
 
-/// The file with the protocol between threads that drive sockets, which the model checks `loom_…`
-/// test.
+/// The protocol between threads that drive sockets, which the model checks named `loom_…` test.
 const BATON: &str = "crates/iwarp/src/engine/baton.rs";
 
 fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {

@@ -250,7 +250,7 @@ pub(crate) fn small(
 }
 
 /// C programs of the guests that test the module.
-const PEERS: [&str; 14] = [
+const PEERS: [&str; 15] = [
     "peer",
     "hostile",
     "failing",
@@ -265,6 +265,7 @@ const PEERS: [&str; 14] = [
     "accepting",
     "limited",
     "withdrawing",
+    "rewriting",
 ];
 
 /// Builds a guest with RDMA programs, our modules in `/lib/iwarp`, and siw, which is not loaded, in
@@ -318,7 +319,7 @@ pub(crate) fn device(
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
     stage.hostile_peer(&context.root, cache)?;
-    stage.scripts(&files, &["half-fpdus"])?;
+    stage.scripts(&files, &["half-fpdus", "late-reader", "refused"])?;
     stage.scripts(&files, extra.scripts)?;
     stage.user_space(&[PROGRAMS, extra.programs].concat())?;
     for config_files in extra.config_files {

@@ -124,7 +124,7 @@ const SCENARIOS: &[Scenario] = &[
             disk=$(nvme-disk connect 10.78.0.2 4420 one --reconnect-delay=1 --ctrl-loss-tmo=5)
             nvme-disk verify $disk --loops=9 & load=$!
             killed
-            ! wait $load
+            refused wait $load
             for i in $(seq 100); do [ -e /sys/class/nvme/nvme0 ] || break; sleep 0.1; done
             rmmod nvme_rdma
             unused

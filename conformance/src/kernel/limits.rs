@@ -32,10 +32,10 @@ pub(super) const CASES: &[Script] = &[
         "parameters have valid values only",
         "insmod $MODULE
         revision=/sys/module/iwarp_rnic/parameters/mpa_revision
-        for bad in 0 3 7 -1 x; do if echo $bad > $revision; then exit 1; fi; done
+        for bad in 0 3 7 -1 x; do refused echo $bad > $revision; done
         for good in 1 2; do echo $good > $revision; grep \"^$good$\" $revision; done
         rmmod iwarp_rnic
-        ! insmod $MODULE mpa_revision=7",
+        refused insmod $MODULE mpa_revision=7",
     ),
     (
         "a network device gets one link, although two are added at the same time",

@@ -15,14 +15,15 @@ const LEAKED: &str = "were not freed";
 /// Part of the message that the module logs on unloading if it leaked nothing.
 const NO_LEAK: &str = "no allocation of the engine is left";
 
-/// The first lines of each script. A script ends at the first command that fails. `MODULE` is the
-/// path of the module. `links` creates two RDMA devices. `listening` waits until a server listens
-/// on a port (given in hexadecimal). `pair` runs a server and its client, and retries them after a
-/// known sporadic fault. `namespaces` creates two network namespaces with a link between them, and
-/// `near_is_gone` waits until the first one has disappeared with its device. `unused` waits until
-/// clients in the kernel have released the device, for 10 s or `TRIES` tenths of a second. It
-/// ignores completion queues, because the kernel keeps those that such clients share.
-const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
+/// The first lines of each script. A script ends at the first command that fails; `refused` is for
+/// commands that must fail. `MODULE` is the path of the module. `links` creates two RDMA devices.
+/// `listening` waits until a server listens on a port (given in hexadecimal). `pair` runs a server
+/// and its client, and retries them after a known sporadic fault. `namespaces` creates two network
+/// namespaces with a link between them, and `near_is_gone` waits until the first one has
+/// disappeared with its device. `unused` waits until clients in the kernel have released the
+/// device, for 10 s or `TRIES` tenths of a second. It ignores completion queues, because the kernel
+/// keeps those that such clients share.
+const PRELUDE: &str = "set -e; . refused; MODULE=/lib/iwarp/iwarp_rnic.ko
 links() {
     rdma link add iwarp0 type iwarp netdev user0
     rdma link add iwarp1 type iwarp netdev lo
@@ -40,7 +41,8 @@ near_is_gone() {
         if ! $tools -n far link show far0 >/dev/null 2>&1; then break; fi
         sleep 0.1
     done
-    if $tools -n far link show far0 || rdma link | grep iwarp9; then return 1; fi
+    refused $tools -n far link show far0
+    rdma link | refused grep iwarp9
 }
 listening() {
     for i in $(seq 100); do
@@ -96,8 +98,6 @@ pub(super) fn case(&(name, script): &Script, variables: &str, limit: u64) -> Cas
 
 /// Returns the whole script that the guest runs: the prelude and `lines`.
 pub(super) fn full_script(lines: &str) -> String {
-    // `set -e` ignores the status of a command after `!`, so such lines are rewritten.
-    let lines: String = lines.lines().map(expect_failure).collect();
     format!("{}set -x\n{lines}", prelude())
 }
 
@@ -125,14 +125,6 @@ pub(super) fn unload(guest: &Guest, limit: u64) -> Result<()> {
     check_messages(&guest.kernel_messages())
 }
 
-/// Turns `! command` into a command that fails if `command` succeeds.
-fn expect_failure(line: &str) -> String {
-    match line.trim().strip_prefix("! ") {
-        Some(command) => format!("if {command}; then exit 1; fi\n"),
-        None => format!("{line}\n"),
-    }
-}
-
 /// Fails if the kernel reported a fault, or the module leaked memory or was not unloaded.
 pub(super) fn check_messages(output: &str) -> Result<()> {
     let leaked = || output.lines().find(|line| line.contains(LEAKED));
@@ -147,6 +139,9 @@ pub(super) fn check_messages(output: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -161,9 +156,48 @@ mod tests {
         );
     }
 
+    /// Runs a line with `refused` in a shell, and returns whether the line after it was reached.
+    fn continues_after(line: &str) -> bool {
+        let script = format!(
+            "set -e\n{}\n{line}\necho end",
+            include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/guest/refused"))
+        );
+        let out = Command::new("sh").args(["-c", &script]).output().unwrap();
+        String::from_utf8(out.stdout).unwrap().ends_with("end\n")
+    }
+
     #[test]
-    fn negated_command_must_fail() {
-        assert_eq!(expect_failure("  ! false"), "if false; then exit 1; fi\n");
-        assert_eq!(expect_failure("true"), "true\n");
+    fn refused_command_must_run_and_fail() {
+        assert!(continues_after("refused false"));
+        assert!(continues_after("echo one | refused grep two"));
+        assert!(continues_after(
+            "sh -c 'exit 3' & load=$!\nrefused wait $load"
+        ));
+        for wrong in [
+            "refused true",
+            "echo one | refused grep one",
+            "true & load=$!\nrefused wait $load",
+            "refused no-such-command",
+            "refused sh -c 'kill -9 $$'",
+        ] {
+            assert!(!continues_after(wrong), "{wrong}");
+        }
+    }
+
+    /// The shell ignores the status of `! command`.
+    #[test]
+    fn scripts_negate_no_commands() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut scripts = 0;
+        for directory in ["guest", "src/kernel"] {
+            for entry in std::fs::read_dir(root.join(directory)).unwrap() {
+                let path = entry.unwrap().path();
+                let text = std::fs::read_to_string(&path).unwrap();
+                let negated = text.lines().find(|line| line.trim().starts_with("! "));
+                assert_eq!(negated, None, "{}", path.display());
+                scripts += 1;
+            }
+        }
+        assert!(scripts > 40);
     }
 }

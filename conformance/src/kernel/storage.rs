@@ -74,9 +74,9 @@ pub(crate) const CASES: &[Script] = &[
         mine=$(nvme gen-dhchap-key -m 1 -n one)
         nvme-target up one 10.0.2.15 4420 32
         nvme-target secret one $host $key $mine
-        ! nvme-disk connect 10.0.2.15 4420 one
-        ! nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$mine
-        ! nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$key --dhchap-ctrl-secret=$key
+        refused nvme-disk connect 10.0.2.15 4420 one
+        refused nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$mine
+        refused nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$key --dhchap-ctrl-secret=$key
         echo 60 > /sys/module/nvme_core/parameters/admin_timeout
         disk=$(nvme-disk connect 10.0.2.15 4420 one --dhchap-secret=$key --dhchap-ctrl-secret=$mine)
         nvme-disk verify $disk
@@ -111,8 +111,8 @@ pub(crate) const CASES: &[Script] = &[
         nvme-disk verify $disk --loops=10 & load=$!
         sleep 4
         rdma link delete iwarp0
-        ! rdma link | grep iwarp0
-        ! wait $load
+        rdma link | refused grep iwarp0
+        refused wait $load
         nvme-target down one
         rmmod nvme_rdma
         rmmod iwarp_rnic",
@@ -143,7 +143,7 @@ pub(crate) const CASES: &[Script] = &[
         nvme-disk verify $disk --loops=10 & load=$!
         sleep 4
         rmmod iwarp_rnic
-        ! wait $load
+        refused wait $load
         nvme-target down one
         rmmod nvme_rdma",
     ),

@@ -37,7 +37,8 @@ pub fn size(octets: u64) -> String {
     format!("{octets} B")
 }
 
-/// Formats a number with three significant digits, without an exponent.
+/// Formats a number with at least three significant digits: all digits before the decimal point,
+/// and at most six after it. There is no exponent.
 pub fn digits3(v: f64) -> String {
     if !v.is_finite() {
         return "–".to_owned();

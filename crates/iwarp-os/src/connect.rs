@@ -5,7 +5,7 @@
 //! accepting thread must pause.
 
 use super::address::canonical;
-use super::option;
+use super::option::{self, set_no_delay};
 use super::poller::{Interest, wait_fd};
 use super::sockopt::tcp_info;
 use super::stream::{TcpStream, set_keep_alive};
@@ -125,7 +125,8 @@ pub fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting
     // An IPv4-mapped peer gets an IPv4 socket.
     let peer = canonical(peer);
     let socket = tcp_socket(&peer)?;
-    if let Some(local) = local.map(canonical) {
+    // Miri connects unbound sockets only.
+    if let Some(local) = local.map(canonical).filter(|_| !cfg!(miri)) {
         if local.port() == 0 {
             choose_port_at_connect(&socket);
         }
@@ -306,6 +307,8 @@ impl Bound {
         only_v6: Option<bool>,
         sharing: Sharing,
     ) -> Result<Self, NetError> {
+        #[cfg(miri)]
+        let address = crate::miri::with_port(address)?;
         let socket = tcp_socket(&address)?;
         if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
             socket.set_only_v6(only_v6)?;
@@ -345,7 +348,7 @@ impl Bound {
     pub fn listen(self, backlog: u32, keep_alive: Option<Duration>) -> Result<Listener, NetError> {
         // Accepted sockets inherit these options.
         self.share_port()?;
-        self.socket.set_tcp_nodelay(true)?;
+        set_no_delay(&self.socket)?;
         // If the kernel refuses keep-alive on the listener, each accepted stream sets it.
         let keep_alive = keep_alive.filter(|_| set_keep_alive(&self.socket, keep_alive).is_ok());
         self.socket

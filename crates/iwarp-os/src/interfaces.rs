@@ -264,7 +264,11 @@ pub fn index_of(name: &str) -> Option<u32> {
     }
 }
 
+#[cfg(miri)]
+use crate::miri::mtu_of;
+
 /// Returns the MTU of an interface, or 0 if the interface no longer exists.
+#[cfg(not(miri))]
 fn mtu_of(name: &str) -> io::Result<u32> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
     // SAFETY: all zeros are a valid `ifreq`.

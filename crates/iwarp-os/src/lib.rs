@@ -18,6 +18,8 @@ pub mod guarded;
 pub mod interfaces;
 pub mod limits;
 pub mod mapping;
+#[cfg(miri)]
+mod miri;
 pub mod neighbour;
 pub mod null;
 pub mod on_demand;

@@ -5,13 +5,13 @@
 //! page. So no signal is raised, even if other threads map and unmap pages concurrently.
 //!
 //! The kernel has no such call for a 64-bit atomic operation, and some sandboxes forbid the two
-//! calls. In these cases, a child process that shares this process's memory, as `posix_spawn`
-//! creates it, makes the access (`ChildAccess`). If a page is unmapped, the child gets the signal,
-//! and only the child ends. That takes about 100 µs.
+//! calls. In these cases, a child process makes the access (`ChildAccess`). It shares this
+//! process's memory, like the child of a `vfork`. If a page is unmapped, the child gets the signal,
+//! and only the child ends. An access by a child takes about 100 µs.
 //!
-//! Invariant: this process only passes the addresses to the kernel. The child only accesses the
-//! bytes of its access, by atomic instructions, and its `ChildAccess`, which exists until the child
-//! has ended.
+//! Invariant: this process only passes the addresses to the kernel. The child accesses only two
+//! things: the requested bytes, by atomic instructions, and its `ChildAccess`, which exists until
+//! the child has ended.
 
 use iwarp_rnic::memory::Pager;
 use std::ffi::{c_int, c_void};

@@ -58,6 +58,8 @@ impl Interest {
         if self.writable {
             flags |= epoll::EventFlags::OUT;
         }
+        #[cfg(miri)]
+        flags.insert(epoll::EventFlags::ET);
         flags
     }
 
@@ -126,6 +128,9 @@ impl fmt::Debug for Events {
 #[derive(Debug)]
 pub struct Poller {
     fd: OwnedFd,
+    /// Miri knows only edge-triggered events.
+    #[cfg(miri)]
+    levels: crate::miri::Levels,
 }
 
 impl Poller {
@@ -136,6 +141,8 @@ impl Poller {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            #[cfg(miri)]
+            levels: crate::miri::Levels::default(),
         })
     }
 
@@ -145,6 +152,8 @@ impl Poller {
     /// `EEXIST` if the descriptor is already in the set. `EPERM` for a descriptor that cannot be
     /// polled, such as a regular file. `ENOSPC` or `ENOMEM` if there is no room or memory.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        #[cfg(miri)]
+        self.levels.set(fd.as_fd(), token, interest.epoll());
         epoll::add(
             &self.fd,
             fd,
@@ -159,6 +168,8 @@ impl Poller {
     /// # Errors
     /// `ENOENT` if the descriptor is not in the set.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        #[cfg(miri)]
+        self.levels.set(fd.as_fd(), token, interest.epoll());
         epoll::modify(
             &self.fd,
             fd,
@@ -174,6 +185,8 @@ impl Poller {
     /// # Errors
     /// `ENOENT` if the descriptor is not in the set.
     pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        #[cfg(miri)]
+        self.levels.remove(fd.as_fd());
         epoll::delete(&self.fd, fd)?;
         Ok(())
     }
@@ -199,7 +212,9 @@ impl Poller {
 
     fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
         events.list.clear();
-        if !time.is_zero() && time < PRECISE_BELOW {
+        #[cfg(miri)]
+        self.levels.renew(&self.fd);
+        if !cfg!(miri) && !time.is_zero() && time < PRECISE_BELOW {
             // `epoll_pwait2(2)` needs only one call, but older kernels do not have it, and
             // sandboxes may kill a process that calls it.
             let mut set = [PollFd::new(&self.fd, PollFlags::IN)];

@@ -7,6 +7,9 @@
 //! that it may be accessed.
 
 use super::address::canonical;
+#[cfg(miri)]
+use super::miri::calls;
+use super::option::set_no_delay;
 use super::raw_slice::RawSlice;
 use super::sockopt::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -37,7 +40,7 @@ impl TcpStream {
     /// The kernel's error, if it is not a TCP socket.
     pub fn from_socket(socket: Socket) -> io::Result<Self> {
         // Send each FPDU immediately. The engine itself combines FPDUs to larger writes.
-        socket.set_tcp_nodelay(true)?;
+        set_no_delay(&socket)?;
         Ok(Self {
             socket,
             inherited: None,
@@ -159,6 +162,9 @@ impl TcpStream {
 
     /// Returns the maximum segment size (the EMSS of RFC 5044). It may change with the path MTU.
     pub fn mss(&self) -> io::Result<u32> {
+        if cfg!(miri) {
+            return Ok(32_768);
+        }
         self.socket.tcp_mss()
     }
 
@@ -175,6 +181,10 @@ impl TcpStream {
     /// Other threads may use the stream meanwhile. Their calls fail from now on, and a poller
     /// reports the stream as broken.
     pub fn abort(&self) {
+        if cfg!(miri) {
+            let _ = self.socket.shutdown(Shutdown::Both);
+            return;
+        }
         // If the kernel refuses the connect below, closing the socket resets the connection.
         let _ = self.socket.set_linger(Some(Duration::ZERO));
         let unspecified = libc::sockaddr {
@@ -275,6 +285,9 @@ impl TcpStream {
     }
 
     fn queue_ioctl(&self, request: libc::Ioctl) -> io::Result<u64> {
+        if cfg!(miri) {
+            return Ok(0);
+        }
         let mut count: libc::c_int = 0;
         // SAFETY: the request stores one `int` in `count`.
         let status = unsafe { libc::ioctl(self.socket.as_raw_fd(), request, &raw mut count) };
@@ -292,6 +305,9 @@ impl TcpStream {
 /// [`TcpStream::unanswered`]. Accepted streams inherit the setting of their listening socket.
 pub(super) fn set_keep_alive(socket: &Socket, limit: Option<Duration>) -> io::Result<()> {
     const MAX_PROBES: u64 = 4;
+    if cfg!(miri) {
+        return Ok(());
+    }
     let Some(limit) = limit else {
         return socket.set_keepalive(false);
     };
@@ -308,6 +324,7 @@ pub(super) fn set_keep_alive(socket: &Socket, limit: Option<Duration>) -> io::Re
 /// The system calls that transfer data. The C library's functions are not used: they are
 /// cancellation points, so if a program cancelled a thread inside `ibv_poll_cq`, our locks would be
 /// held forever. A preloaded library may also replace them.
+#[cfg(not(miri))]
 mod calls {
     use libc::{c_int, c_long, c_void, msghdr, size_t};
 

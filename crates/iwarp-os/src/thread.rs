@@ -4,9 +4,11 @@
 //! (`guarded`).
 
 use crate::clock::now_ns;
+use rustix::thread::set_current_timer_slack;
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
 use std::thread::JoinHandle;
 
 /// Starts a thread that receives no signals. Returns its handle.
@@ -43,6 +45,9 @@ pub fn thread_id() -> u32 {
 /// Returns `true` if the thread with this ID is running or runnable. Returns `false` if it sleeps,
 /// or if that is unknown.
 pub fn is_runnable(number: u32) -> bool {
+    if cfg!(miri) {
+        return false;
+    }
     let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat"));
     // The state follows the name, which is in parentheses and may contain any character.
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('R')))
@@ -60,6 +65,14 @@ fn scheduling() -> Option<libc::sched_attr> {
     (failed == 0).then(|| unsafe { attributes.assume_init() })
 }
 
+/// Requests that the calling thread's sleeps end on time. By default the kernel may prolong a sleep
+/// by 50 µs.
+pub fn request_precise_sleeps() {
+    if !cfg!(miri) {
+        let _ = set_current_timer_slack(NonZeroU64::new(1));
+    }
+}
+
 /// Requests time slices of this length for the calling thread, in nanoseconds, at least 100 µs. A
 /// thread that wakes up then preempts a computing thread with longer slices, instead of waiting for
 /// the scheduler's next tick. Its share of the processor does not change.
@@ -67,6 +80,9 @@ fn scheduling() -> Option<libc::sched_attr> {
 /// Needs no privilege. Has no effect before Linux 6.12, under another policy than `SCHED_OTHER`,
 /// and in a sandbox that refuses the call. See sched_setattr(2).
 pub fn request_time_slice(nanoseconds: u64) {
+    if cfg!(miri) {
+        return;
+    }
     let Some(mut attributes) = scheduling() else {
         return;
     };
@@ -133,6 +149,9 @@ thread_local! {
 /// slept since then, and on the thread's first call.
 #[cold]
 pub fn kept_from_processor(since: u64) -> u64 {
+    if cfg!(miri) {
+        return 0;
+    }
     let at = now_ns();
     let (Some(sleeps), Some(used)) = (sleeps(), processor_time()) else {
         return 0;

@@ -56,7 +56,7 @@ impl Operation {
 pub struct Tmh {
     /// The kind of the message.
     pub operation: Operation,
-    /// A number of the sender, which the receiver returns when a rendezvous has finished.
+    /// A value that the sender chooses. The receiver returns it when a rendezvous has finished.
     pub app_ctx: u32,
     /// The tag that is compared with the tags of posted buffers.
     pub tag: u64,

@@ -1,9 +1,9 @@
 //! The functions of `rdma/rsocket.h` with their C signatures: they return -1 and set `errno` on
 //! failure, and never panic.
 //!
-//! `librdmacm.so.1` exports them with symbol versions, not this crate. `rfcntl` is variadic in C;
-//! the 64-bit Linux ABIs that this library supports pass its integer or pointer like a fixed
-//! argument.
+//! This crate does not export them: `librdmacm.so.1` does, with symbol versions. `rfcntl` is
+//! variadic in C; the 64-bit Linux ABIs that this library supports pass its integer or pointer like
+//! a fixed argument.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -68,8 +68,8 @@ unsafe fn bytes_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
 }
 
-/// Returns the program's vectors. The type of their count differs between functions and C
-/// libraries.
+/// Returns the elements of the program's vector. Their number has a different type in some
+/// functions and C libraries.
 unsafe fn iovecs<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [iovec]> {
     let n = n.try_into().map_err(|_| Errno::INVAL)?;
     if n > IOV_MAX {

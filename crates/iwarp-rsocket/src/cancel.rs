@@ -55,3 +55,24 @@ impl Drop for Uncancelled {
         unsafe { pthread_setcancelstate(self.old, null_mut()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the state of this thread.
+    fn state() -> c_int {
+        Uncancelled::new().old
+    }
+
+    #[test]
+    fn state_is_restored() {
+        let before = state();
+        assert_ne!(before, DISABLE);
+        let outer = Uncancelled::new();
+        drop(Uncancelled::new());
+        assert_eq!(state(), DISABLE);
+        drop(outer);
+        assert_eq!(state(), before);
+    }
+}

@@ -87,3 +87,21 @@ impl From<Errno> for io::Error {
         Self::from_raw_os_error(e.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_keep_the_number() {
+        let system = io::Error::from_raw_os_error(libc::EMFILE);
+        assert_eq!(Errno::from(system), Errno(libc::EMFILE));
+        assert_eq!(Errno::from(io::Error::other("none")), Errno::IO);
+        assert_eq!(Errno::from(iwarp::Error::NoDevice), Errno(libc::ENODEV));
+        assert_eq!(Errno::from(rustix::io::Errno::PIPE), Errno::PIPE);
+        let back = io::Error::from(Errno::PIPE);
+        assert_eq!(back.raw_os_error(), Some(libc::EPIPE));
+        Errno::PROTO.set();
+        assert_eq!(Errno::last(), Errno::PROTO);
+    }
+}

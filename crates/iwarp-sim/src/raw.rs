@@ -125,11 +125,11 @@ impl Drop for Arena {
 }
 
 thread_local! {
-    /// The unmapped addresses of the run on this thread.
+    /// The addresses that the simulation on this thread has unmapped.
     static UNMAPPED: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Maps all memory again, for the next run.
+/// Maps all memory again, for the next simulation.
 pub fn map_all() {
     UNMAPPED.with_borrow_mut(Vec::clear);
 }
@@ -204,8 +204,8 @@ unsafe impl Memory for SimRange {
 /// is unmapped; runs before it may have been filled.
 ///
 /// # Safety
-/// The runs are those of a receive plan. The STag table and the buffer of the plan have not been
-/// changed since it was created.
+/// The runs are those of a receive plan. Neither the STag table nor the plan's buffer has changed
+/// since the plan was created.
 ///
 /// # Panics
 /// If the runs are shorter than `src`.

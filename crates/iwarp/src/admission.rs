@@ -259,9 +259,13 @@ mod tests {
         let v6 = networks("::/0");
         assert!(v6.contains(ip("fe80::1")) && !v6.contains(ip("1.2.3.4")));
         let one = Networks::from(ip("::ffff:192.0.2.7"));
-        assert_eq!(one, networks("192.0.2.7"));
+        assert_eq!(
+            [&one; 2],
+            [&networks("192.0.2.7"), &networks("192.0.2.7/32")]
+        );
         assert!(one.contains(ip("192.0.2.7")) && !one.contains(ip("192.0.2.6")));
         assert_eq!(networks("::ffff:10.0.0.0/104"), networks("10.0.0.0/8"));
+        assert_eq!(networks("::ffff:0.0.0.0/96"), networks("0.0.0.0/0"));
     }
 
     #[test]

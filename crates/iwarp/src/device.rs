@@ -137,9 +137,6 @@ impl Device {
             ));
         }
         addresses.retain(|a| wanted.is_empty() || wanted.iter().any(|w| w.matches(a)));
-        // Link-local addresses appear a second or two after their interface. They are listed last,
-        // so that they do not renumber other devices.
-        addresses.sort_by_key(|a| a.scope_id() != 0);
         Ok(known::devices(stem, bind, &addresses))
     }
 
@@ -365,6 +362,9 @@ fn parse_bind(bind: &str) -> Vec<BindEntry<'_>> {
 /// Returns the source address that the kernel selects for a peer. Sends nothing.
 pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     let peer = canonical(peer);
+    if cfg!(miri) {
+        return Ok(peer.ip());
+    }
     let any: SocketAddr = match peer {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -521,6 +521,10 @@ mod tests {
         let device = device_with(&["198.51.100.1", "198.51.100.2"]);
         let source = device.source_for("198.51.100.9:1".parse().unwrap());
         assert_eq!(source, Some("198.51.100.1".parse().unwrap()));
+        // The kernel chooses 127.0.0.1, which is no address of this device.
+        let device = device_with(&["127.0.0.2", "127.0.0.3"]);
+        let source = device.source_for("127.0.0.9:1".parse().unwrap());
+        assert_eq!(source, Some("127.0.0.2".parse().unwrap()));
     }
 
     #[test]
@@ -538,6 +542,9 @@ mod tests {
         assert_eq!(table(&device, Face::Roce), twice);
         device.addresses[0].place = None;
         assert_eq!(table(&device, Face::Roce), twice[2..]);
+        // An address that was added late may be listed first.
+        device.addresses[0].place = Some(2);
+        assert_eq!(table(&device, Face::Rnic), [(1, ib, v6), (2, ib, v4)]);
         assert_eq!([Face::Rnic, Face::Roce].map(Face::gid_table_len), [32, 64]);
     }
 }

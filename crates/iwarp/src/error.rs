@@ -272,3 +272,63 @@ impl From<PostFailed> for Error {
         failed.error
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    #[test]
+    fn errors_have_their_errno() {
+        let of_system = |errno| Error::from(io::Error::from_raw_os_error(errno));
+        for (error, errno) in [
+            (Error::Post(PostError::QueueFull), libc::ENOMEM),
+            (Error::Post(PostError::InvalidState), libc::EINVAL),
+            (Error::OutOfMemory, libc::ENOMEM),
+            (Error::Memory(MemoryError::TableFull), libc::ENOMEM),
+            (Error::Memory(MemoryError::Busy), libc::EBUSY),
+            (Error::Rejected(Vec::new()), libc::ECONNREFUSED),
+            (Error::Map(MapError::NoPage), libc::EFAULT),
+            (Error::Map(MapError::ReadOnly), libc::EACCES),
+            (Error::Map(MapError::Unguarded), libc::EOPNOTSUPP),
+            (of_system(libc::EMFILE), libc::EMFILE),
+            (io::Error::other("no number").into(), libc::EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn errors_have_their_source() {
+        for error in [
+            Error::Post(PostError::QueueFull),
+            Error::Refused(Refusal::Post(PostError::QueueFull)),
+            Error::Memory(MemoryError::Busy),
+            Error::Map(MapError::NoPage),
+            io::Error::other("io").into(),
+        ] {
+            assert!(error.source().is_some(), "{error:?}");
+        }
+        assert!(Error::Closed.source().is_none());
+    }
+
+    #[test]
+    fn only_graceful_ends_are_results() {
+        for end in [End::Closed, End::ClosedByPeer] {
+            assert!(end.into_result().is_ok(), "{end}");
+        }
+        for end in [End::Reset, End::Vanished, End::Failed(libc::EIO)] {
+            let lost = end.into_result();
+            assert!(matches!(lost, Err(Error::ConnectionLost(why)) if why == end.to_string()));
+        }
+    }
+
+    #[test]
+    fn failed_post_has_its_position() {
+        let failed = PostFailed::new(3, PostError::QueueFull);
+        assert_eq!(failed.accepted(), 3);
+        assert!(failed.to_string().starts_with("work request 3 "));
+        assert!(failed.source().is_some());
+        assert_eq!(Error::from(failed).errno(), libc::ENOMEM);
+    }
+}

@@ -527,4 +527,30 @@ mod tests {
         }
         assert_eq!(error.blame(), Some(Blame::PeerTerminated));
     }
+
+    #[test]
+    fn refusal_has_its_source() {
+        let error = Refusal::Post(PostError::QueueFull);
+        assert!(std::error::Error::source(&error).is_some());
+    }
+
+    #[test]
+    fn mapping_errors_name_the_remedy() {
+        for (error, remedy) in [
+            (MapError::NotOpened { writable: false }, "for reading"),
+            (
+                MapError::NotOpened { writable: true },
+                "reading and writing",
+            ),
+            (
+                MapError::NoHugePages {
+                    pages: 3,
+                    size: 2 << 20,
+                },
+                "hugepages-2048kB",
+            ),
+        ] {
+            assert!(error.to_string().contains(remedy), "{error}");
+        }
+    }
 }

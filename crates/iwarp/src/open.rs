@@ -45,3 +45,52 @@ impl Context {
         Ok(ctx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::events::{AsyncEventKind, PortEvent};
+    use crate::testing;
+    use std::io::IoSlice;
+    use std::time::Duration;
+
+    #[test]
+    fn capture_has_its_limit() {
+        let name = format!("iwarp-open-{}.pcapng", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let ctx = testing::context_with(Config {
+            capture: Some(path.clone()),
+            capture_bytes: Some(900),
+            ..Config::default()
+        });
+        let recorder = ctx.inner.hooks.recorder.as_ref().expect("a recorder");
+        let [local, peer] = ["192.0.2.1:1", "192.0.2.2:2"].map(|ip| ip.parse().unwrap());
+        let flow = recorder.connection(local, peer, true);
+        for _ in 0..10 {
+            flow.sent(&[IoSlice::new(&[7; 100])]);
+        }
+        recorder.flush().unwrap();
+        let len = std::fs::metadata(&path).unwrap().len();
+        std::fs::remove_file(&path).unwrap();
+        assert!((1..=900).contains(&len), "{len}");
+    }
+
+    /// A fault that concerns the port is raised on each device that was opened with its rule.
+    #[test]
+    fn opened_device_gets_faults() {
+        let ctx = testing::context_with(Config {
+            fault: Some(
+                "seed=253;log=/dev/null;event=PORT_ERR,time=1ms"
+                    .parse()
+                    .unwrap(),
+            ),
+            ..Config::default()
+        });
+        let event = ctx.async_events().next(Some(Duration::from_secs(20)));
+        let kind = event.expect("no event is raised").kind;
+        assert!(
+            matches!(kind, AsyncEventKind::Port(PortEvent::Error)),
+            "{kind:?}"
+        );
+    }
+}

@@ -166,3 +166,32 @@ impl Watched<CompletionChannel> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::cq::Owed;
+    use crate::testing;
+    use std::time::Duration;
+
+    #[tokio::test]
+    async fn any_completion_ends_the_wait() {
+        let ctx = testing::context();
+        let channel = ctx.create_channel().unwrap();
+        let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+        let watched = Watched::new(channel).unwrap();
+        let no_room = watched.completions(&cq, &mut []);
+        let no_room = tokio::time::timeout(Duration::from_secs(20), no_room).await;
+        assert!(matches!(no_room, Ok(Err(_))), "it waits for ever");
+        let mut out = [Cqe::default(); 2];
+        let complete = async {
+            let mut owed = Owed::default();
+            let inner = &cq.inner;
+            inner.push(&mut inner.ring.lock(), Cqe::default(), &mut owed);
+            inner.raise_due(owed);
+        };
+        let wait = async { tokio::join!(watched.completions(&cq, &mut out), complete).0 };
+        let found = tokio::time::timeout(Duration::from_secs(20), wait).await;
+        assert!(matches!(found, Ok(Ok(1))), "{found:?}");
+    }
+}

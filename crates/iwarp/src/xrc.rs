@@ -316,16 +316,16 @@ impl Register {
             // likely reach no queue.
             self.last = random & NUMBER_MASK;
         }
-        if self.queues.len() >= NUMBER_MASK as usize {
-            return None;
-        }
-        loop {
-            self.last = self.last.wrapping_add(1) & NUMBER_MASK;
-            if self.last != 0 && !self.queues.contains_key(&self.last) {
-                return Some(self.last);
-            }
-        }
+        self.last = next_number(self.last, |number| self.queues.contains_key(&number))?;
+        Some(self.last)
     }
+}
+
+/// Returns the first free number after `last`. The last one tried is `last` itself.
+fn next_number(last: u32, is_taken: impl Fn(u32) -> bool) -> Option<u32> {
+    (1..=NUMBER_MASK + 1)
+        .map(|step| (last + step) & NUMBER_MASK)
+        .find(|number| *number != 0 && !is_taken(*number))
 }
 
 impl DomainInner {

@@ -42,6 +42,14 @@ fn numbers_are_unique() {
     }
 }
 
+#[test]
+fn last_number_is_found() {
+    for free in [1, 7, 8, NUMBER_MASK] {
+        assert_eq!(next_number(7, |number| number != free), Some(free));
+    }
+    assert_eq!(next_number(7, |_| true), None, "all are taken");
+}
+
 /// Numbers of queues are unique on a device, and a target finds only the queues of its domain.
 #[test]
 fn domain_finds_its_queues() {

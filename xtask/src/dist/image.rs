@@ -5,20 +5,19 @@
 //! OCI image format specification: a layout is a folder in which each file is named by its SHA-256.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use xtask::context::Context;
+use xtask::layout::{self, File};
 use xtask::process::Log;
 
-use super::Release;
 use super::build::Programs;
 use super::platform::Platform;
-use crate::deb::{NOTICES, output};
-use crate::notices;
+use super::{Release, contents};
+use crate::deb::output;
 
 /// The registry's name of the image.
 pub(super) const NAME: &str = "ghcr.io/iwarp-rs/iwarp";
@@ -39,13 +38,12 @@ pub(super) fn build(
     release: &Release,
     all: &[Programs],
 ) -> Result<PathBuf> {
-    let dir = context.target.join("dist-image");
-    let _ = fs::remove_dir_all(&dir);
+    let dir = contents::folder(context, "image")?;
     let layout = Layout::create(dir.join("layout"))?;
     let mut manifests = Vec::new();
     for programs in all {
         let root = dir.join(programs.platform.name);
-        fill(context, programs, &root)?;
+        fill(context, programs, &dir, &root)?;
         manifests.push(manifest(log, release, programs.platform, &layout, &root)?);
     }
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": manifests });
@@ -61,7 +59,7 @@ pub(super) fn build(
         json!({ "imageLayoutVersion": "1.0.0" }).to_string(),
     )?;
     let archive = file(release);
-    log.run(&mut tar(release, &layout.dir, &archive))?;
+    log.run(tar(release, "--create", &layout.dir, &archive).arg("."))?;
     fs::remove_dir_all(dir)?;
     Ok(archive)
 }
@@ -73,33 +71,19 @@ pub(super) fn file(release: &Release) -> PathBuf {
         .join(format!("iwarp-{}-oci.tar", release.version))
 }
 
-/// Creates the file system of an image.
-fn fill(context: &Context, programs: &Programs, root: &Path) -> Result<()> {
-    let built = &programs.built;
-    let library = |name: &str| root.join("usr/lib/iwarp").join(name);
-    let mut copies = vec![
-        (programs.portable.clone(), root.join("usr/bin/iwarp"), 0o755),
-        (built.verbs.clone(), library("libibverbs.so.1"), 0o644),
-        (built.paths.clone(), library("libiwarp_paths.so"), 0o644),
-        (built.audit.clone(), library(iwarp_audit::FILE_NAME), 0o644),
-    ];
-    let preload = built.preload.iter();
-    copies.extend(preload.map(|from| (from.clone(), library("librspreload.so"), 0o644)));
-    let documents = root.join("usr/share/doc/iwarp");
-    for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        copies.push((context.root.join(name), documents.join(name), 0o644));
-    }
-    for (from, to, mode) in copies {
-        fs::create_dir_all(to.parent().unwrap_or(root))?;
-        fs::copy(&from, &to).with_context(|| format!("copying {}", from.display()))?;
-        fs::set_permissions(&to, fs::Permissions::from_mode(mode))?;
-    }
-    symlink("libibverbs.so.1", library("librdmacm.so.1"))?;
-    fs::write(documents.join(NOTICES), notices::text(context)?)?;
+/// Creates the file system of an image. `dir` is a folder for other files.
+fn fill(context: &Context, programs: &Programs, dir: &Path, root: &Path) -> Result<()> {
+    let mut files = vec![File::program(&programs.portable, layout::COMMAND)];
+    files.extend(layout::libraries(&programs.built));
+    files.extend(contents::licences(
+        context,
+        dir,
+        Path::new("share/doc/iwarp"),
+    )?);
+    layout::put(&files, &root.join("usr"))?;
     for dir in ["etc", "tmp"] {
         fs::create_dir_all(root.join(dir))?;
     }
-    fs::set_permissions(root.join("tmp"), fs::Permissions::from_mode(0o1777))?;
     let users = format!("root:x:0:0:root:/:/\niwarp:x:{USER}:{USER}:iwarp:/tmp:/\n");
     fs::write(root.join("etc/passwd"), users)?;
     fs::write(
@@ -118,7 +102,10 @@ fn manifest(
     root: &Path,
 ) -> Result<Value> {
     let file = root.with_extension("tar");
-    log.run(&mut tar(release, root, &file))?;
+    // All users may write there, as on every system.
+    let temporary = "./tmp";
+    log.run(tar(release, "--create", root, &file).args(["--exclude", temporary, "."]))?;
+    log.run(tar(release, "--append", root, &file).args(["--mode=1777", temporary]))?;
     let uncompressed = sha256(&file)?;
     log.run(Command::new("gzip").args(["-n", "-9", "-f"]).arg(&file))?;
     let layer = layout.put_file(LAYER, &file.with_extension("tar.gz"))?;
@@ -166,19 +153,19 @@ fn labels(release: &Release) -> Value {
     })
 }
 
-/// Returns the command that archives a folder. Names, owners and times are the same on all
-/// machines.
-fn tar(release: &Release, dir: &Path, to: &Path) -> Command {
+/// Returns the command that archives files of a folder, which the caller adds. Names, owners and
+/// times are the same on all machines, and so are permissions unless the caller sets others.
+fn tar(release: &Release, action: &str, dir: &Path, to: &Path) -> Command {
     let mut command = Command::new("tar");
     command
+        .arg(action)
         .args(["--sort=name", "--format=ustar", "--owner=0", "--group=0"])
         .args(["--numeric-owner", "--mode=u+rw,go-w,a+rX"])
         .arg(format!("--mtime=@{}", release.epoch))
-        .arg("-cf")
+        .arg("--file")
         .arg(to)
-        .arg("-C")
-        .arg(dir)
-        .arg(".");
+        .arg("--directory")
+        .arg(dir);
     command
 }
 

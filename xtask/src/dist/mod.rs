@@ -7,6 +7,7 @@
 mod build;
 mod check;
 mod containers;
+mod contents;
 mod image;
 mod platform;
 mod rpm;

@@ -10,12 +10,11 @@ use xtask::context::Context;
 use xtask::layout::{self, File, Source};
 use xtask::process::Log;
 
-use super::Release;
 use super::build::Programs;
 use super::platform::{GLIBC, Platform};
 use super::tools::Tools;
+use super::{Release, contents};
 use crate::deb::{self, source};
-use crate::notices;
 
 /// The folder with the scripts that RPM runs.
 const PACKAGING: &str = "packaging/rpm";
@@ -48,21 +47,19 @@ pub(super) fn build(
     release: &Release,
     programs: &Programs,
 ) -> Result<PathBuf> {
-    let dir = context.target.join("dist-rpm");
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir_all(&dir)?;
-    let notices = dir.join(deb::NOTICES);
-    fs::write(&notices, notices::text(context)?)?;
+    let dir = contents::folder(context, "rpm")?;
     let mut files = layout::files(context, &programs.built)?;
     for file in &mut files {
         file.to = Path::new("usr").join(&file.to);
     }
     files.extend(deb::service_and_documents(context)?);
-    let document = |name: &str| Path::new(deb::DOCUMENTS).join(name);
-    files.push(File::copy(notices, document(deb::NOTICES)));
-    for name in ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"] {
-        files.push(File::copy(context.root.join(name), document(name)));
-    }
+    let documents = Path::new(deb::DOCUMENTS);
+    files.extend(contents::licences(context, &dir, documents)?);
+    let changes = "CHANGELOG.md";
+    files.push(File::copy(
+        context.root.join(changes),
+        documents.join(changes),
+    ));
     let settings = settings(context, release, programs, &files)?;
     let config = dir.join("nfpm.json");
     fs::write(&config, serde_json::to_string_pretty(&settings)?)?;

@@ -13,12 +13,12 @@ use xtask::context::Context;
 use xtask::layout::{self, File, Source};
 use xtask::process::Log;
 
-use super::Release;
 use super::build::Programs;
 use super::platform::{GLIBC, Platform};
 use super::tools::Tools;
+use super::{Release, contents};
 use crate::deb::NOTICES;
-use crate::{notices, package};
+use crate::package;
 
 /// The folder with the Python modules.
 const PACKAGING: &str = "packaging/wheel/iwarp";
@@ -37,8 +37,7 @@ pub(super) fn build(
     release: &Release,
     programs: &Programs,
 ) -> Result<PathBuf> {
-    let dir = context.target.join("dist-wheel");
-    let _ = fs::remove_dir_all(&dir);
+    let dir = contents::folder(context, "wheel")?;
     let start = format!("iwarp-{}", release.version);
     let mut files = Vec::new();
     for name in MODULES {
@@ -57,26 +56,25 @@ pub(super) fn build(
         });
     }
     let info = PathBuf::from(format!("{start}.dist-info"));
-    for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        let to = info.join("licenses").join(name);
-        files.push(File::copy(context.root.join(name), to));
-    }
-    layout::put(&files, &dir)?;
+    files.extend(contents::licences(context, &dir, &info.join("licenses"))?);
     let tag = tag(programs.platform);
-    fs::write(
-        dir.join(&info).join("METADATA"),
-        metadata(context, release)?,
-    )?;
-    fs::write(dir.join(&info).join("WHEEL"), wheel(&tag))?;
-    let licences = dir.join(&info).join("licenses").join(NOTICES);
-    fs::write(licences, notices::text(context)?)?;
+    for (name, text) in [
+        ("METADATA", metadata(context, release)?),
+        ("WHEEL", wheel(&tag)),
+    ] {
+        let from = dir.join(name);
+        fs::write(&from, text)?;
+        files.push(File::copy(from, info.join(name)));
+    }
+    let root = dir.join("root");
+    layout::put(&files, &root)?;
     log.run(
         tools
             .python()
             .env("SOURCE_DATE_EPOCH", &release.epoch)
             .args(["-m", "wheel", "pack", "--dest-dir"])
             .arg(&release.output)
-            .arg(&dir),
+            .arg(&root),
     )?;
     let package = file(release, programs.platform);
     audit(log, tools, &package, programs.platform)?;

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::document::Shown;
+use super::document::{self, Shown};
 
 /// How long a command may take. A reader would have given up by then.
 const LIMIT: Duration = Duration::from_secs(120);
-const INTERRUPT_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a reader waits for the output that the lesson shows before Ctrl-C.
+const PATIENCE: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The beginning of a warning of tshark that readers do not see, because they are not root.
 const ROOT_WARNING: &str = "Running as user \"root\"";
@@ -40,6 +41,16 @@ struct Running<'a> {
     child: Child,
     /// The file that gets its output.
     output: PathBuf,
+}
+
+impl Running<'_> {
+    /// Returns the lines that the program has printed.
+    fn lines(&self) -> Result<Vec<String>> {
+        let octets = fs::read(&self.output)?;
+        let text = String::from_utf8_lossy(&octets);
+        let lines = text.lines().filter(|line| !line.starts_with(ROOT_WARNING));
+        Ok(lines.map(|line| line.trim_end().to_owned()).collect())
+    }
 }
 
 impl Drop for Running<'_> {
@@ -92,9 +103,11 @@ impl<'a> Session<'a> {
         self.count += 1;
         let output = self.folder.join(format!(".output-{}", self.count));
         let file = fs::File::create(&output)?;
-        let mut command = Command::new("bash");
+        // A terminal starts programs with the default actions. A shell that runs this program in
+        // the background ignores SIGINT, and children inherit that: Ctrl-C would end none of them.
+        let mut command = Command::new("env");
         command
-            .arg("-c")
+            .args(["--default-signal", "bash", "-c"])
             .arg(&shown.command)
             .current_dir(&self.folder)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
@@ -110,36 +123,32 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Waits for the end of a command, or stops it if the reader would, and keeps its output.
+    /// Waits for the end of a command and keeps its output. Presses Ctrl-C if the reader would.
     fn finish(&mut self, mut running: Running<'a>) -> Result<()> {
         let shown = running.shown;
-        let deadline = Instant::now() + LIMIT;
-        let mut interrupt = Instant::now();
+        let begin = Instant::now();
+        let mut pending_interrupt = shown.interrupted;
         let status = loop {
-            // As a reader would, again if nothing happens.
-            if shown.interrupted && Instant::now() >= interrupt {
-                let _ = kill_process_group(Pid::from_child(&running.child), Signal::INT);
-                interrupt += INTERRUPT_INTERVAL;
-            }
             if let Some(status) = running.child.try_wait()? {
                 break status;
             }
-            if Instant::now() > deadline {
-                let text = fs::read_to_string(&running.output)?;
+            // A server may print its last line after the end of its client. If the lines never
+            // come, the difference is the error.
+            let complete = || anyhow::Ok(document::matches(&shown.output, &running.lines()?));
+            if pending_interrupt && (begin.elapsed() > PATIENCE || complete()?) {
+                let _ = kill_process_group(Pid::from_child(&running.child), Signal::INT);
+                pending_interrupt = false;
+            }
+            if begin.elapsed() > LIMIT {
+                let text = running.lines()?.join("\n");
                 bail!("`{}` did not end within {LIMIT:?}: {text}", shown.command);
             }
             thread::sleep(POLL_INTERVAL);
         };
-        let octets = fs::read(&running.output)?;
+        let lines = running.lines()?;
         let _ = fs::remove_file(&running.output);
-        let text = String::from_utf8_lossy(&octets);
-        let lines: Vec<String> = text
-            .lines()
-            .filter(|line| !line.starts_with(ROOT_WARNING))
-            .map(|line| line.trim_end().to_owned())
-            .collect();
         if !status.success() && !shown.interrupted && shown.output.is_empty() {
-            bail!("`{}` failed: {status}\n{text}", shown.command);
+            bail!("`{}` failed: {status}\n{}", shown.command, lines.join("\n"));
         }
         self.ended.push((shown, lines));
         Ok(())
@@ -209,6 +218,9 @@ mod tests {
     use super::super::document::commands;
     use super::*;
 
+    /// Set in a process that ignores SIGINT.
+    const IGNORING: &str = "XTASK_TEST_IGNORES_SIGINT";
+
     fn folder(name: &str) -> PathBuf {
         let name = format!("xtask-lessons-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -239,6 +251,25 @@ mod tests {
                 "two"
             ]
         );
+    }
+
+    /// The test starts itself from a shell that ignores SIGINT, like one that runs in the
+    /// background.
+    #[test]
+    fn interrupt_ends_program_after_output() {
+        let text = "```console\n$ sleep 0.2; echo ready; sleep 1000\nready\n^C\n```\n";
+        if std::env::var_os(IGNORING).is_some() {
+            assert_eq!(outputs("interrupt", text).unwrap(), ["ready"]);
+            return;
+        }
+        let name = "lessons::session::tests::interrupt_ends_program_after_output";
+        let status = Command::new("sh")
+            .args(["-c", "trap '' INT; exec \"$@\"", "sh"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(IGNORING, "1")
+            .status();
+        assert!(status.unwrap().success());
     }
 
     #[test]

@@ -37,7 +37,7 @@ struct Finding {
     text: String,
 }
 
-/// Prints the rooms of all crates and what they name, in the form of the table.
+/// Prints the rooms of all crates and which rooms each names, in the format of [`rooms::FILE`].
 ///
 /// # Errors
 /// If git cannot list the files, or a file cannot be read.

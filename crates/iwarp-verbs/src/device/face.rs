@@ -1,6 +1,6 @@
-//! Differences between the faces ([`Face`]) besides names and tables, and hints to programs that
-//! refuse the face they see. Attributes for state changes, of which InfiniBand requires more than
-//! iWARP, are in `transition`.
+//! Differences between an iWARP NIC and a RoCE NIC ([`Face`], the kind that programs see) besides
+//! names and function tables, and hints for users of programs that refuse the kind they see.
+//! InfiniBand requires more attributes for a state change than iWARP; see `transition`.
 //!
 //! Most programs that refuse a kind of NIC do so silently. The library suggests the other face when
 //! a call fails that would succeed there, or when a library is loaded that is known to accept only
@@ -39,8 +39,8 @@ pub(crate) fn hint_if_sent_in_rtr(qp: &QueuePair, error: &iwarp::Error) {
     }
 }
 
-/// Logs a hint if the program asks for a queue pair type that is not supported. With an iWARP NIC,
-/// it may not ask for that type.
+/// Logs a hint if the program asks a RoCE NIC for a queue pair type that is not supported. The
+/// program may ask an iWARP NIC for another type, so there is no hint then.
 pub(crate) fn hint_unsupported_type(face: Face, qp_type: c_uint) {
     if face == Face::Roce
         && ![QPT_RC, QPT_UC, QPT_UD, QPT_XRC_SEND, QPT_XRC_RECV].contains(&qp_type)

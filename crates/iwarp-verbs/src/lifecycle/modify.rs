@@ -158,7 +158,8 @@ impl Change {
         }
         let face = context((*q).context).device.face;
         let managed = qp.raw.addresses().is_some() && !qp.raw.is_by_number();
-        // siw ignores these changes even if the program has reached RTS.
+        // The changes to INIT, RTR and RTS. An iWARP NIC ignores them always, as siw does; a RoCE
+        // NIC, until the program itself has moved the queue pair to RTS.
         let ignored = (*q).state != QPS_RTS || face == Face::Rnic;
         let step = matches!(to, Some(State::Init | State::Rtr | State::Rts));
         if managed && from == State::Rts && step && ignored {

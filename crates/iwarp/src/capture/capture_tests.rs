@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::crc::crc32c_append;
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use std::io::Write as _;
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
@@ -148,6 +149,54 @@ fn unfinished_fpdus_are_recorded() {
         }
         assert_eq!(payload, [vec![7; sent], vec![9; received]]);
     }
+}
+
+/// If one direction has markers, each segment of both directions is one FPDU.
+#[test]
+fn markers_split_both_directions() {
+    let stream = |markers| {
+        let (options, mut clock) = (FpduOptions { markers, crc: None }, MarkerClock::new());
+        let mut fpdu = || {
+            let mut octets = [0; 600];
+            let n = encode_fpdu(&[7; 500], &options, &mut clock, &mut octets).unwrap();
+            octets[..n].to_vec()
+        };
+        [fpdu(), fpdu()]
+    };
+    for (sends, receives) in [(false, false), (true, false), (false, true), (true, true)] {
+        let file = Scratch::new();
+        let recorder = Recorder::create(&file.0).expect("create");
+        let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
+        flow.opened(true);
+        flow.framed(sends, receives);
+        let fpdus = [sends, receives].map(stream);
+        flow.sent(&[IoSlice::new(&fpdus[0].concat())]);
+        flow.received(&[&fpdus[1].concat()]);
+        drop((flow, recorder));
+        let segments = fpdus.concat();
+        let segments = match sends || receives {
+            true => segments,
+            false => segments.chunks(2).map(<[_]>::concat).collect(),
+        };
+        let packets = file.packets();
+        let recorded: Vec<_> = packets[3..].iter().map(|packet| tcp(packet).3).collect();
+        assert_eq!(recorded, segments, "{sends} {receives}");
+    }
+}
+
+/// In a forked child, another thread of the parent may hold a lock of the recording for ever.
+#[test]
+fn child_drops_flow_without_locks() {
+    let file = Scratch::new();
+    let recorder = Recorder::create(&file.0).expect("create");
+    let mut flow = Some(recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2")));
+    let held = (recorder.shared.flows.lock(), recorder.shared.output.lock());
+    let passed = fork::check_in_child(|| {
+        flow.as_ref().is_some_and(|flow| !flow.is_recording()) && flow.take().is_some()
+    });
+    assert!(passed);
+    drop(held);
+    assert!(flow.is_some_and(|flow| flow.is_recording()));
 }
 
 /// The receiver acknowledges after each [`ACK_EVERY`] octets. Data that it sends acknowledges, too,

@@ -1,7 +1,7 @@
 //! Tests of the initiator: attempts that fail locally, the order of events, and port mappers.
 
-use super::super::create_event_channel;
 use super::super::phase::Phase;
+use super::super::{REFUSED_PAUSES, create_event_channel};
 use super::*;
 use crate::sys::connect::Sharing;
 use crate::testing;
@@ -20,6 +20,17 @@ fn wait_for_request_sent(id: &CmId) -> Arc<Active> {
         assert!(Instant::now() < end, "the request is not sent");
         std::thread::yield_now();
     }
+}
+
+/// Returns an attempt to connect to `peer`, which has not started, and what it uses.
+fn attempt(peer: SocketAddr) -> (QueuePair, CmId, Arc<Active>) {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let id = CmId::create(&create_event_channel().unwrap(), Some(&ctx));
+    let parameters = ConnectionParameters::default();
+    let active = Active::new(&id, &ctx, (qp.clone(), None), peer, None, &parameters);
+    (qp, id, active.unwrap())
 }
 
 /// If the connection breaks locally, the initiator does not connect again with MPA revision 1.
@@ -155,14 +166,8 @@ fn first_message_establishes_the_connection() {
 /// socket.
 #[test]
 fn mapper_request_is_repeated_after_timer() {
-    let ctx = testing::context();
-    let cq = ctx.create_cq(4, None).unwrap();
-    let qp = testing::queue_pair(&ctx, &cq, &cq);
-    let id = CmId::create(&create_event_channel().unwrap(), Some(&ctx));
     let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
-    let owned = (qp.clone(), None);
-    let parameters = ConnectionParameters::default();
-    let active = Active::new(&id, &ctx, owned, loopback(9), None, &parameters).unwrap();
+    let (qp, _id, active) = attempt(loopback(9));
     let mapper = std::net::UdpSocket::bind(loopback(0)).unwrap();
     mapper.set_nonblocking(true).unwrap();
     let port = mapper.local_addr().unwrap().port();
@@ -252,11 +257,6 @@ fn phase_changes_with_its_event() {
 /// and not to the program's port.
 #[test]
 fn retries_use_the_mapped_port() {
-    let ctx = testing::context();
-    let cq = ctx.create_cq(4, None).unwrap();
-    let qp = testing::queue_pair(&ctx, &cq, &cq);
-    let id = CmId::create(&create_event_channel().unwrap(), Some(&ctx));
-    let parameters = ConnectionParameters::default();
     let [named, mapped] = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     for listener in [&named, &mapped] {
         listener.set_nonblocking(true).unwrap();
@@ -273,14 +273,93 @@ fn retries_use_the_mapped_port() {
         },
     ];
     for retry in retries {
-        let address = named.local_addr().unwrap();
-        let active =
-            Active::new(&id, &ctx, (qp.clone(), None), address, None, &parameters).unwrap();
+        let (qp, _id, active) = attempt(named.local_addr().unwrap());
         active.state.lock().target = mapped.local_addr().unwrap();
         retry(&active);
         testing::until("no attempt", || mapped.accept().is_ok());
         assert!(named.accept().is_err(), "the named port");
         active.cancel();
+        qp.destroy();
     }
+}
+
+/// A refused attempt is repeated after each pause, and then ends.
+#[test]
+fn refused_attempts_end() {
+    let (qp, _id, active) = attempt(([127, 0, 0, 1], 9).into());
+    let mut s = active.state.lock();
+    let mut refuse = |errno| {
+        let next = active.connect_failed(&mut s, &io::Error::from_raw_os_error(errno));
+        match next {
+            Next::Wait => None,
+            Next::End(End::Failed { kind, status, .. }) => Some((kind, status)),
+            Next::End(End::Established) | Next::Accepted(_) => panic!("there is no connection"),
+        }
+    };
+    let unreachable = libc::ENETUNREACH;
+    let ended = Some((CmEventKind::Unreachable, unreachable));
+    assert_eq!(refuse(unreachable), ended, "only refusals are repeated");
+    let refused = libc::ECONNREFUSED;
+    for _ in REFUSED_PAUSES {
+        assert_eq!(refuse(refused), None);
+    }
+    assert_eq!(refuse(refused), Some((CmEventKind::Rejected, refused)));
+    s.stage = Stage::Done;
+    drop(s);
+    qp.destroy();
+}
+
+/// The program keeps its peer's name, although a port mapper has returned another address. A
+/// wildcard address is replaced.
+#[test]
+fn connection_keeps_named_peer() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let peer = testing::connected(&qp);
+    let (theirs, ours) = (peer.local_addr().unwrap(), peer.peer_addr().unwrap());
+    let named = SocketAddr::from(([192, 0, 2, 1], 9));
+    let any = SocketAddr::from(([0; 4], 9));
+    for (before, after) in [(Some(named), named), (Some(any), theirs), (None, theirs)] {
+        let id = CmId::create(&create_event_channel().unwrap(), Some(&ctx));
+        id.set_queue_pair(Some(&qp));
+        {
+            let mut s = id.inner.state.lock();
+            (s.phase, s.peer) = (Phase::Accepting, before);
+        }
+        assert!(id.established(Reply::default()));
+        assert_eq!(id.addresses(), (Some(ours), Some(after)));
+        id.destroy();
+    }
+    qp.destroy();
+}
+
+/// A failed attempt has used the port that was chosen for it. The next one does not depend on it.
+#[test]
+fn next_attempt_forgets_chosen_port() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let used = listener.local_addr().unwrap();
+    let after_failure = |phase| {
+        let (qp, id, _) = attempt(used);
+        id.set_queue_pair(Some(&qp));
+        let mut s = id.inner.state.lock();
+        (s.phase, s.port_chosen) = (phase, true);
+        (s.local, s.peer) = (Some(used), Some(used));
+        drop(s);
+        (qp, id)
+    };
+    let (qp, id) = after_failure(Phase::Failed);
+    id.connect(&ConnectionParameters::default()).unwrap();
+    match &id.inner.state.lock().phase {
+        Phase::Connecting(active) => assert_eq!(active.local.map(|local| local.port()), Some(0)),
+        _ => panic!("the identifier does not connect"),
+    }
+    id.destroy();
+    qp.destroy();
+    let (qp, id) = after_failure(Phase::Failed);
+    id.resolve_addr(None, used).unwrap();
+    assert_eq!(id.addresses().0.map(|local| local.port()), Some(0));
+    assert!(!id.inner.state.lock().port_chosen);
+    id.destroy();
     qp.destroy();
 }

@@ -528,9 +528,8 @@ fn requests_move_with_their_listener() {
     assert_eq!(half_open.waiting.load(Ordering::Relaxed), 0);
 }
 
-/// If the initiator closes before the program has answered, the request stops counting.
-#[test]
-fn withdrawn_request_is_not_counted() {
+/// Returns a listener that notifies the program if an initiator closes before the answer.
+fn listening_strictly() -> (CmId, crate::cm::CmEventChannel, Arc<HalfOpen>) {
     let channel = create_event_channel().unwrap();
     let ctx = testing::context_with(Config {
         face: Face::Roce,
@@ -540,6 +539,26 @@ fn withdrawn_request_is_not_counted() {
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen_strictly(8).unwrap();
     let half_open = half_open_of(&id);
+    (id, channel, half_open)
+}
+
+/// A destroyed listener takes its pending requests with it, and their further events.
+#[test]
+fn destroyed_listener_leaves_no_events() {
+    let (id, channel, half_open) = listening_strictly();
+    drop(send_request_from([127, 0, 0, 1], &id));
+    testing::until("the close is not reported", || channel.len() == 2);
+    let _peer = send_request_from([127, 0, 0, 1], &id);
+    testing::until("the second request is not reported", || channel.len() == 3);
+    id.destroy();
+    assert!(channel.is_empty());
+    assert_eq!(half_open.waiting.load(Ordering::Relaxed), 0);
+}
+
+/// If the initiator closes before the program has answered, the request stops counting.
+#[test]
+fn withdrawn_request_is_not_counted() {
+    let (id, channel, half_open) = listening_strictly();
     let peer = send_request_from([127, 0, 0, 1], &id);
     let limit = Some(Duration::from_secs(20));
     let _request = channel.next(limit).unwrap();

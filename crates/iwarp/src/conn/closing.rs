@@ -98,9 +98,6 @@ impl QpInner {
                 // same state.
                 effects.fault = g.machine.fault();
                 effects.report = g.link.report().clone();
-                if g.machine.peer_has_closed() {
-                    self.end_link(g, effects, StreamEnd::Close);
-                }
             }
             StreamWish::Leave { cut, not_before } => {
                 let end = StreamEnd::new(cut, not_before, UnsentTail::default());

@@ -10,7 +10,8 @@
 //!
 //! Setting keep-alive takes four system calls, too many for a program that connects to thousands of
 //! peers. An accepted stream inherits keep-alive from its listener. For other streams it is set at
-//! the first check, which is early enough: the kernel probes only after half of the time.
+//! the first check, which is early enough: the kernel sends its first probe after half of
+//! [`Config::peer_timeout`].
 //!
 //! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
@@ -31,7 +32,7 @@ pub(crate) enum Reach {
     /// The peer's TCP answers, or no answer is due.
     Answers,
     /// TCP has not retransmitted yet, so it is unknown whether the peer is unreachable or slow.
-    /// Without an acknowledgement, this is known after the given time.
+    /// It is known when the peer has acknowledged nothing for the given time.
     Unknown(Duration),
 }
 
@@ -65,8 +66,8 @@ impl Liveness {
     /// [`Config::peer_timeout`](crate::Config::peer_timeout).
     pub(crate) fn new(stream: &TcpStream, limit: Option<Duration>) -> Self {
         let inherited = stream.inherited_keep_alive();
-        // The listener's device may have another setting, which must not apply even until the first
-        // check.
+        // The listener's device may have another setting. Replace it now: the first check would be
+        // too late.
         if inherited.is_some() && inherited != limit {
             set_keep_alive(stream, limit);
         }

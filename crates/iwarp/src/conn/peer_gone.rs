@@ -100,6 +100,7 @@ pub(crate) fn request_timer_expired(qp: &Arc<QpInner>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conn::drive;
     use crate::conn::link::Gone;
     use crate::conn::qp::QueuePair;
     use crate::conn::retry::Retry;
@@ -173,6 +174,52 @@ mod tests {
             let state = (g.link.is_read_to_end(), is_timed(&g));
             assert_eq!(state, (true, has_request));
             drop(g);
+            qp.destroy();
+        }
+    }
+
+    /// A program that has connected by number knows of no connection, so it must not be notified of
+    /// its end.
+    #[test]
+    fn hidden_end_notifies_manager() {
+        for by_number in [false, true] {
+            for is_held in [false, true] {
+                let (qp, _peer) = with_hidden_end(by_number);
+                let mut effects = Effects::default();
+                let mut g = qp.inner.state.lock();
+                match is_held {
+                    true => hide_end_behind_held(&mut g, &mut effects),
+                    false => hide_end(&qp.inner, &mut g, &mut effects),
+                }
+                drop(g);
+                let notifies = effects.events.contains(Events::DISCONNECTED);
+                assert_eq!(notifies, !by_number);
+                qp.destroy();
+            }
+        }
+    }
+
+    /// If a request of a queue pair that is connected by number is lost with its stream, its status
+    /// is the one that programs expect of an absent peer.
+    #[test]
+    fn lost_request_blames_absent_peer() {
+        for (by_number, status) in [
+            (false, WcStatus::Flushed),
+            (true, WcStatus::TransportRetryExceeded),
+        ] {
+            let (qp, _peer) = with_hidden_end(by_number);
+            let mut effects = Effects::default();
+            {
+                let mut g = qp.inner.state.lock();
+                let wr = SendWr::new(1, SendOp::Send, &[]);
+                let mut host = DriveHost::new(&qp.inner, &mut effects);
+                g.machine.post_send(&wr, &mut host).unwrap();
+                drop(host);
+                drive::fail(&qp.inner, &mut g, &mut effects);
+                qp.inner.collect_effects(&mut g, &mut effects);
+            }
+            effects.apply(&qp.inner);
+            assert_eq!(poll(&qp), [(1, status)]);
             qp.destroy();
         }
     }

@@ -430,3 +430,7 @@ impl Drop for Submit<'_> {
         }
     }
 }
+
+#[cfg(all(test, not(miri)))]
+#[path = "batch_tests.rs"]
+mod tests;

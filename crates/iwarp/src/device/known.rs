@@ -31,12 +31,17 @@ fn group_by_interface(
     addresses: &[InterfaceAddress],
 ) -> Vec<Device> {
     let mut list: Vec<Device> = Vec::new();
-    for a in addresses {
+    // Link-local addresses appear a second or two after their interface. They are listed last, so
+    // that they do not renumber other devices.
+    let mut addresses: Vec<_> = addresses.iter().collect();
+    addresses.sort_by_key(|a| a.scope_id() != 0);
+    for a in &addresses {
         let index = number(known, &a.name);
         if list.iter().any(|d| d.index == index) {
             continue;
         }
-        let own: Vec<_> = addresses.iter().filter(|o| o.name == a.name).collect();
+        let own = addresses.iter().copied().filter(|o| o.name == a.name);
+        let own: Vec<_> = own.collect();
         let known = &mut known[index as usize];
         list.push(Device {
             name: format!("{stem}{index}"),
@@ -135,6 +140,18 @@ mod tests {
             list(&[&v4, &bridge]),
             [device("x1", &[0]), device("x2", &[0])]
         );
+    }
+
+    #[test]
+    fn link_local_addresses_come_last() {
+        let (bridge, lo) = (address("fe80::1", "br0"), address("127.0.0.1", "lo"));
+        let both = ["2001:db8::1", "fe80::2"].map(|ip| address(ip, "eth0"));
+        let mut known = Vec::new();
+        let list = listed(&mut known, &[&bridge, &both[1], &lo, &both[0]]);
+        let interfaces: Vec<_> = known.iter().map(|k| &k.interface[..]).collect();
+        assert_eq!(interfaces, ["lo", "eth0", "br0"]);
+        assert_eq!(list[1], ("x1".to_owned(), vec![0, 1]));
+        assert_eq!(known[1].places, both.map(|a| a.ip));
     }
 
     #[test]

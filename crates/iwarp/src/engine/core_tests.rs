@@ -207,6 +207,42 @@ fn unwatchable_source_is_dropped() {
     assert_eq!(Arc::strong_count(&source), 1);
 }
 
+/// Timers that are not urgent expire together, so that idle connections seldom wake the thread.
+#[test]
+fn about_timers_are_rounded() {
+    for delay in [Duration::from_secs(4), Duration::from_millis(1)] {
+        let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
+        let token = engine.token();
+        let source = Arc::new(AwaitsOthers {
+            fired: Mutex::default(),
+        });
+        engine.add_timed(token, source);
+        let (before, delay_ns) = (now_ns(), delay.as_nanos() as u64);
+        engine.after_about(delay, token, 2);
+        let at = engine.first_timer().expect("a timer");
+        assert!(at >= before + delay_ns && at <= now_ns() + delay_ns + delay_ns / 4);
+        assert!(at.is_multiple_of(delay_ns / 4), "{at}");
+    }
+}
+
+/// A forked child has the parent's set of descriptors, and must not change it.
+#[cfg(not(shuttle))]
+#[test]
+fn child_leaves_parents_set() {
+    let parent = fork::generation().wrapping_sub(1);
+    let engine = Engine::new(parent, Arc::default()).expect("engine");
+    let (fd, token) = (EventFd::new().expect("eventfd"), engine.token());
+    engine
+        .poller
+        .add(&fd, token, Interest::READ)
+        .expect("watched");
+    engine.pause(&fd);
+    engine.remove(&fd, token);
+    assert!(engine.resume(&fd, token, Interest::READ).is_ok());
+    assert!(engine.poller.remove(&fd).is_ok(), "it is not watched");
+    assert!(engine.modify(&fd, token, Interest::READ).is_ok());
+}
+
 #[test]
 fn idlest_engine_is_chosen() {
     let engines = [(); 3].map(|()| Arc::new(Engine::new(0, Arc::default()).expect("engine")));

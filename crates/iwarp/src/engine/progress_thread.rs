@@ -13,10 +13,8 @@ use super::sync::yield_now;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::poller::{Events, Interest, Readiness, wait_fd};
-use crate::sys::thread::request_time_slice;
-use rustix::thread::set_current_timer_slack;
+use crate::sys::thread::{request_precise_sleeps, request_time_slice};
 use std::io;
-use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// Number of ready sources for which the thread checks whether they were driven lately.
@@ -30,8 +28,8 @@ impl Engine {
     /// Runs the progress thread in `place`. Returns when the watch has given the place to another
     /// thread.
     pub(super) fn run(&self, place: u64) {
-        // By default the kernel may prolong a sleep by 50 µs, which is as long as a short lease.
-        let _ = set_current_timer_slack(NonZeroU64::new(1));
+        // The usual delay of a sleep is as long as a short lease.
+        request_precise_sleeps();
         request_time_slice(TIME_SLICE_NS);
         let mut events = Events::with_capacity(BATCH);
         let mut place = self.rounds.enter(place);

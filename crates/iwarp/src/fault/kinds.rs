@@ -205,7 +205,7 @@ pub(super) const KINDS: [Row; 16] = [
 /// Describes the valid values of a fault, for messages.
 pub(super) fn expected_value(row: &Row) -> &'static str {
     match row.value {
-        "TIME" | "[TIME]" => "a time with its unitsuch as 250us, 20ms or 3s",
+        "TIME" | "[TIME]" => "a time with its unit, such as 250us, 20ms or 3s",
         "SIZE" => "a number of octets, such as 1500, 64K or 10M",
         "STATUS" => "a status of ibv_poll_cq(3) except SUCCESS, such as REM_ACCESS_ERR",
         "OBJECT" => "pd, mr, mw, cq, srq, qp or channel",

@@ -234,3 +234,24 @@ pub(super) fn time(text: &str) -> Option<u64> {
         .find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)))?;
     number(digits)?.checked_mul(scale)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_positive() {
+        let sizes = ["1", "64K", "10M", "1G", "0", "0K", "+1", "K"].map(size);
+        let none = [None; 4];
+        let some = [1, 64 << 10, 10 << 20, 1 << 30].map(Some);
+        assert_eq!(sizes, [some, none].concat()[..]);
+    }
+
+    #[test]
+    fn mapped_peer_is_an_ipv4_peer() {
+        let filter = PeerFilter::read("[::ffff:10.0.0.1]:7").expect("a peer");
+        let peers = ["10.0.0.1:7", "10.0.0.1:8", "10.0.0.2:7"];
+        let matches = peers.map(|peer| filter.matches(peer.parse().expect("an address")));
+        assert_eq!(matches, [true, false, false]);
+    }
+}

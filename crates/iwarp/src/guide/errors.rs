@@ -15,13 +15,13 @@
 //!
 //! # Which errors there are
 //!
-//! All errors are [`Error`](crate::Error), which is `Clone`, `Send` and `Sync`, so `?` works. For a
-//! request of a connection, four kinds matter:
+//! All errors have the type [`Error`](crate::Error), so `?` works. For a request of a connection,
+//! four kinds matter:
 //!
 //! | Error | Meaning | The connection | What to do |
 //! | --- | --- | --- | --- |
-//! | [`Refused`](crate::Error::Refused) | the request is invalid: too long, a right that was not granted, a region of another endpoint | remains usable | the text says; it is a mistake in the program |
-//! | [`TimedOut`](crate::Error::TimedOut) | the limit of `wait_for` expired; the operation was dropped | remains usable | wait again, or close |
+//! | [`Refused`](crate::Error::Refused) | the request is invalid: too long, a right that was not granted, a region of another endpoint | remains usable | correct the program: the text of the error names the mistake |
+//! | [`TimedOut`](crate::Error::TimedOut) | the limit of `wait_for` expired; the operation was dropped | remains usable | start a new operation, or close |
 //! | [`Closed`](crate::Error::Closed) | either side closed it | has ended | nothing, or connect again |
 //! | [`Operation`](crate::Error::Operation) | a posted request failed | has ended | see below |
 //!
@@ -39,7 +39,7 @@
 //! | End | Cause |
 //! | --- | --- |
 //! | [`Closed`](crate::End::Closed), [`ClosedByPeer`](crate::End::ClosedByPeer) | a handle was closed or the last one dropped, at this end or at the peer |
-//! | [`TerminatedByPeer`](crate::End::TerminatedByPeer) | the peer found an error in what this end sent: layer, type and code |
+//! | [`TerminatedByPeer`](crate::End::TerminatedByPeer) | the peer found an error in what this end sent; the value has the layer, type and code |
 //! | [`Terminated`](crate::End::Terminated) | this end found an error: in what the peer sent, or in a request of its own |
 //! | [`Reset`](crate::End::Reset) | TCP was reset, or cut within a message |
 //! | [`Vanished`](crate::End::Vanished) | the peer's machine has not answered for [`Config::peer_timeout`](crate::Config::peer_timeout) |
@@ -47,11 +47,11 @@
 //!
 //! If a peer's process is killed between two messages, its kernel closes the connection, and the
 //! end is `ClosedByPeer`. So let the last message of a protocol say that it is the last. Channels
-//! and streams do: without it, reading them is an error.
+//! and streams send such a message: if the connection ends without it, reading returns an error.
 //!
-//! Some errors of Writes are found by the peer only after the Write has completed here. Then the
-//! Write succeeds, unless the peer's message overtakes its completion. In both cases the connection
-//! ends with `TerminatedByPeer`.
+//! A Write completes when TCP has taken it, so it usually succeeds even if the peer later finds an
+//! error in it. It fails only if the peer's Terminate arrives before the program gets the
+//! completion. Either way, the connection ends with `TerminatedByPeer`.
 //!
 //! ```
 //! # use iwarp::{Access, End, Endpoint, RemoteRegion};
@@ -85,16 +85,16 @@
 //! | [`shutdown`](crate::Connection::shutdown) | sends everything that was started, waits until the peer has received it, and closes |
 //! | [`Channel::finish`](crate::Channel::finish), [`Stream::finish`](crate::Stream::finish) | ends one direction: the peer reads everything, then the end |
 //!
-//! Even `shutdown` proves only that the data is in the peer's memory. That the peer's program has
-//! processed it, only an answer of the program can prove.
+//! Even `shutdown` proves only that the data is in the peer's memory. Only an answer from
+//! the peer's program can prove that it has processed the data.
 //!
 //! # Time limits and cancellation
 //!
 //! Blocking calls have `wait_for`. In a task, use the timeout of the runtime: dropping a future
 //! cancels it.
 //!
-//! - An operation that has not started, or still waits for room in the send queue because it was
-//!   only polled, is not executed.
+//! - An operation that has not started is not executed. Nor is one that was polled, but not started
+//!   by `started`, while it waits for room in the send queue.
 //! - One that was posted, or started by [`started`](crate::Operation::started), is executed, and
 //!   its result is discarded. Its memory is kept until then.
 //! - Dropping a receive loses no message.
@@ -157,6 +157,6 @@
 //!
 //! [`stats`](crate::Connection::stats) returns the traffic of a connection, and TCP's round-trip
 //! time, retransmissions and bytes in flight. With a `tracing` subscriber at level DEBUG, each
-//! connection and each operation has a span; without one they cost a comparison. `iwarp stat` shows
-//! all queue pairs of running processes, and [`Config::capture`](crate::Config::capture) records
-//! the traffic for Wireshark.
+//! connection and each operation has a span; without a subscriber, a span costs one comparison.
+//! `iwarp stat` shows all queue pairs of running processes, and
+//! [`Config::capture`](crate::Config::capture) records the traffic for Wireshark.

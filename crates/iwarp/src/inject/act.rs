@@ -85,15 +85,15 @@ impl QpInjector {
         }
     }
 
-    fn execute(&self, qp: &Arc<QpInner>, action: Action) {
+    pub(super) fn execute(&self, qp: &Arc<QpInner>, action: Action) {
         match action {
             Action::Reset | Action::Close if self.state.lock().peer.is_none() => {
                 // Not connected yet: the action waits for the connection, as the requests do.
                 self.state.lock().actions.push(action);
             }
             Action::Reset => {
-                let link = qp.state.lock().link.socket().cloned();
-                if let Some(link) = link.filter(|link| !link.engine.is_foreign()) {
+                let link = qp.state.lock().link.own_socket().cloned();
+                if let Some(link) = link {
                     link.stream.abort();
                     // The driver handles the end of the stream, as if the peer had caused it.
                     qp.drive_rx();

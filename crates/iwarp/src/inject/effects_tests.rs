@@ -43,6 +43,34 @@ fn faults(text: &str, crc: bool) -> Box<QpInjector> {
     faults
 }
 
+/// A reset in a forked child would end the parent's connection, whose socket both have.
+#[test]
+fn child_keeps_parents_connection() {
+    let ctx = testing::context_with(Config {
+        fault: Some("seed=252;log=/dev/null;rnr=1s,nth=2".parse().unwrap()),
+        ..Config::default()
+    });
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let peer = testing::connected(&qp);
+    let link = testing::unwatched_link(&qp);
+    let faults = QpInjector::of(&qp.inner).unwrap();
+    let reset = || faults.execute(&qp.inner, Action::Reset);
+    assert!(crate::sys::fork::check_in_child(|| {
+        reset();
+        true
+    }));
+    peer.set_nonblocking(true).unwrap();
+    let unread = std::io::Read::read(&mut &peer, &mut [0]);
+    assert_eq!(unread.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    assert!(!link.stream.is_hung_up());
+    reset();
+    testing::until("the connection is not reset", || {
+        qp.inner.state.lock().link.is_none()
+    });
+    qp.destroy();
+}
+
 fn actions(faults: &QpInjector) -> Vec<Action> {
     std::mem::take(&mut faults.state.lock().actions)
 }

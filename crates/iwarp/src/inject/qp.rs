@@ -1,5 +1,5 @@
-//! The state of fault injection of a queue pair: counts of opportunities, and delays of its
-//! connection.
+//! The state of fault injection of a queue pair: counts of opportunities (occasions on which a
+//! fault may occur, see docs/fault-injection.md), and delays of its connection.
 
 use super::log::Target;
 use super::plan::{Injected, Plan};

@@ -38,8 +38,8 @@ pub(crate) trait AnyQp: Any + Send + Sync {
     /// Returns the queue pair's counters. Without `wait`, returns `None` if its state is locked.
     fn counters(&self, wait: bool) -> Option<Counters>;
 
-    /// Retries a Send that is held for want of a receive: the shared receive queue got a receive,
-    /// or was destroyed.
+    /// Retries a received Send that is held because no receive was posted. Called when the shared
+    /// receive queue has got a receive, or was destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
     fn send_deferred(self: Arc<Self>) {}

@@ -145,9 +145,10 @@ impl AsFd for CompletionChannel {
 mod tests {
     use super::*;
     use crate::engine::Source as _;
+    use crate::objects::cq::Owed;
     use crate::sys::clock::now_ns;
     use crate::testing;
-    use iwarp_rnic::Cqe;
+    use iwarp_rnic::{Cqe, WcFlags};
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -213,6 +214,33 @@ mod tests {
             channel.queue.push(cq.clone());
             assert!(channel.busy_poll(LONG));
             assert!(channel.event(None).unwrap().is_same(&cq));
+        }
+    }
+
+    #[test]
+    fn armed_queue_notifies_once() {
+        let ctx = testing::context();
+        let channel = ctx.create_channel().unwrap();
+        let cq = ctx.create_cq(8, Some(&channel)).unwrap();
+        let complete = |flags| {
+            let (mut owed, cqe) = (
+                Owed::default(),
+                Cqe {
+                    flags,
+                    ..Cqe::default()
+                },
+            );
+            cq.inner.push(&mut cq.inner.ring.lock(), cqe, &mut owed);
+            cq.inner.raise_due(owed);
+            channel.try_event().is_some()
+        };
+        let (plain, solicited) = (WcFlags::empty(), WcFlags::SOLICITED);
+        assert!(!complete(solicited), "not armed");
+        for solicited_only in [false, true] {
+            cq.arm(solicited_only);
+            assert_eq!(complete(plain), !solicited_only);
+            assert_eq!(complete(solicited), solicited_only);
+            assert!(!complete(solicited), "armed once");
         }
     }
 

@@ -208,3 +208,22 @@ fn read_some(socket: &OwnedFd, document: &mut Vec<u8>) -> io::Result<bool> {
     }
     Ok(false)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn answer_has_a_limit() {
+        for (len, fits) in [(ANSWER_MAX - 1, true), (ANSWER_MAX, false)] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            theirs.write_all(&[7]).unwrap();
+            let mut document = vec![0; len];
+            let read = read_some(&ours.into(), &mut document);
+            assert_eq!(read.ok(), fits.then_some(false), "{len}");
+        }
+    }
+}

@@ -139,6 +139,11 @@ fn remove_entry() {
     let Some(mut entry) = ENTRY.try_lock() else {
         return;
     };
+    remove_own(&mut entry);
+}
+
+/// Removes the socket of `entry` if this process has created it.
+fn remove_own(entry: &mut Option<(u32, PathBuf)>) {
     if let Some((_, path)) = entry.take_if(|(pid, _)| *pid == std::process::id()) {
         let _ = std::fs::remove_file(path);
     }
@@ -164,5 +169,16 @@ mod tests {
         // A setuid program ignores the caller's directory.
         assert_eq!(set("/srv/iwarp", true), Some(None));
         assert_eq!(set("relative", false), Some(None));
+    }
+
+    #[test]
+    fn only_own_socket_is_removed() {
+        let own = std::process::id();
+        let path = std::env::temp_dir().join(format!("iwarp-stat-own-{own}"));
+        std::fs::write(&path, "").unwrap();
+        for (pid, remains) in [(own + 1, true), (own, false)] {
+            remove_own(&mut Some((pid, path.clone())));
+            assert_eq!(path.exists(), remains);
+        }
     }
 }

@@ -252,8 +252,9 @@ mod tests {
     use crate::device::Device;
     use crate::objects::context::Context;
     use crate::testing;
+    use crate::verbs::ProtectionDomain;
     use iwarp_rnic::memory::WindowType;
-    use iwarp_rnic::{Cqe, RecvWr};
+    use iwarp_rnic::{Access, Cqe, RecvWr};
     use std::io::Write as _;
     use std::time::Instant;
 
@@ -362,6 +363,10 @@ mod tests {
         for ctx in [&one, &one, &one, &two, &two] {
             ctx.allocate_window(WindowType::Type1, 1).unwrap();
         }
+        let _memory = [(&one, 100), (&two, 1000)].map(|(ctx, len)| {
+            let pd = ProtectionDomain::new(ctx);
+            pd.reg_mr(len, Access::LOCAL_WRITE).unwrap()
+        });
         let mut walk = MemoryWalk::new();
         while walk.step() {}
         let devices = devices(&walk);
@@ -370,7 +375,7 @@ mod tests {
         assert!(ours.next().is_none());
         let created = (report.queue_pairs, report.completion_queues);
         assert_eq!((report.opened, created), (2, (4, 3)));
-        assert_eq!((report.registrations, report.registered_octets), (5, 0));
+        assert_eq!((report.registrations, report.registered_octets), (7, 1100));
         assert_eq!(report.address, IpAddr::from([127, 0, 0, 1]));
         let mut walks: Vec<_> = qp_walks()
             .into_iter()

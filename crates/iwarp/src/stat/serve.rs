@@ -309,6 +309,7 @@ mod tests {
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         assert!(!server.accept(), "the limit of clients is reached");
+        assert_eq!(server.clients.load(Ordering::Relaxed), CLIENTS_MAX);
         server.client_ended();
         let mut answer = String::new();
         client_socket.read_to_string(&mut answer).unwrap();

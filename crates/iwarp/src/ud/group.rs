@@ -148,17 +148,48 @@ mod tests {
     use crate::testing::datagram_queue_pair;
     use std::net::Ipv6Addr;
 
+    fn groups_of(qp: &UdQueuePair) -> Vec<IpAddr> {
+        let mut list = Vec::new();
+        qp.inner.groups.for_each(|group| list.push(group.ip()));
+        list
+    }
+
+    fn group(last: u8) -> IpAddr {
+        [239, 255, 76, last].into()
+    }
+
+    #[test]
+    fn each_group_is_attached_once() {
+        let qp = datagram_queue_pair();
+        for ip in [8, 9, 8].map(group) {
+            qp.inner.attach_group(ip).unwrap();
+        }
+        assert_eq!(groups_of(&qp), [8, 9].map(group));
+        qp.inner.detach_group(group(8)).unwrap();
+        assert!(qp.inner.detach_group(group(8)).is_err());
+        assert_eq!((groups_of(&qp), qp.is_attached()), (vec![group(9)], true));
+        qp.inner.detach_group(group(9)).unwrap();
+        assert!(!qp.is_attached());
+    }
+
+    #[test]
+    fn number_of_groups_is_limited() {
+        let qp = datagram_queue_pair();
+        for last in 100..100 + GROUPS_MAX as u8 {
+            qp.inner.attach_group(group(last)).unwrap();
+        }
+        let refused = qp.inner.attach_group(group(99));
+        assert!(matches!(refused, Err(Error::OutOfMemory)), "{refused:?}");
+        qp.inner.attach_group(group(100)).unwrap();
+    }
+
     /// A destroyed queue pair leaves its groups immediately, even if the program keeps a handle of
     /// it.
     #[test]
     fn destroy_leaves_groups() {
         let qp = datagram_queue_pair();
-        let groups = || {
-            let mut list = Vec::new();
-            qp.inner.groups.for_each(|group| list.push(group.ip()));
-            list
-        };
-        let ips = [2, 3].map(|last| IpAddr::from([239, 255, 76, last]));
+        let groups = || groups_of(&qp);
+        let ips = [2, 3].map(group);
         for ip in ips {
             qp.inner.attach_group(ip).unwrap();
         }

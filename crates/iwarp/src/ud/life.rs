@@ -294,6 +294,19 @@ mod tests {
         assert!(events(&qp.context()).is_empty());
     }
 
+    /// After a reset, a peer may number its datagrams from the beginning again.
+    #[test]
+    fn reset_forgets_senders() {
+        let qp = datagram_queue_pair();
+        let from = ([127, 0, 0, 1], 9).into();
+        qp.inner.state.lock().seen.record(from, 1, 5);
+        for (to, is_copy) in [(State::Error, true), (State::Reset, false)] {
+            qp.modify(to).unwrap();
+            let g = qp.inner.state.lock();
+            assert_eq!(g.seen.is_copy(from, 1, 5), is_copy, "{to:?}");
+        }
+    }
+
     #[test]
     fn drained_is_reported_once() {
         let qp = datagram_queue_pair();

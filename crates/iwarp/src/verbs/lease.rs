@@ -71,3 +71,37 @@ impl Buffer {
         MemoryRegion::first_handle(&self.0)
     }
 }
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::verbs::ProtectionDomain;
+    use iwarp_rnic::Access;
+    use parking_lot::Mutex;
+
+    #[derive(Debug, Default)]
+    struct Returned(Mutex<Vec<usize>>);
+
+    impl TakeBack for Returned {
+        fn take_back(&self, index: usize) {
+            self.0.lock().push(index);
+        }
+    }
+
+    #[test]
+    fn last_handle_ends_the_lease() {
+        let pd = ProtectionDomain::new(&crate::testing::context());
+        let block = pd.reg_mr(64, Access::LOCAL_WRITE).unwrap();
+        let pool = Arc::new(Returned::default());
+        let weak: Weak<dyn TakeBack> = Arc::downgrade(&(Arc::clone(&pool) as _));
+        let buffer = Buffer::new(&block, 16, 8, weak, 5);
+        for times in 0..3 {
+            let first = buffer.lend();
+            let second = first.clone();
+            drop(first);
+            assert_eq!(*pool.0.lock(), vec![5; times], "one handle is left");
+            drop(second);
+            assert_eq!(*pool.0.lock(), vec![5; times + 1]);
+        }
+    }
+}

@@ -63,7 +63,7 @@ impl LentMemory {
     ///
     /// # Errors
     /// [`Error::Busy`]: there are readers, or it is lent already. [`Error::Memory`]: an access that
-    /// began before still uses it.
+    /// began before the last `take_back` has not ended.
     pub(crate) fn lend(&self) -> Result<u32> {
         let state = &self.state;
         let lent = state.compare_exchange(0, LENT, Ordering::AcqRel, Ordering::Relaxed);

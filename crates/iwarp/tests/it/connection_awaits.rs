@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of polls after which the tests drop a future.
 const MAX_POLLS: usize = 6;
+/// Repetitions. Miri is slow, and notices an error the first time.
+const ROUNDS: usize = if cfg!(miri) { 1 } else { 20 };
 
 fn channels(options: &Options) -> (Channel, Channel) {
     let (a, b) = pair_with(options);
@@ -168,7 +170,7 @@ fn requests_are_cancelled_at_every_await() {
         let (a, b) = pair_with(&Options::new().send_depth(depth).receives(16));
         let target = b.share::<u64>(8, ALL).unwrap();
         let (all, word) = (target.remote(), target.remote().at(7).unwrap());
-        for polls in (0..MAX_POLLS).cycle().take(20 * MAX_POLLS) {
+        for polls in (0..MAX_POLLS).cycle().take(ROUNDS * MAX_POLLS) {
             let mut region = a.allocate::<u64>(8).unwrap();
             let _ = poll_and_drop(a.read(&all), polls);
             let _ = poll_and_drop(a.compare_swap(&word, 0, 0), polls);
@@ -205,7 +207,7 @@ fn channels_are_cancelled_at_every_await() {
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
             let mut sent = Vec::new();
-            for n in 0..600_u32 {
+            for n in 0..30 * ROUNDS as u32 {
                 match poll_and_drop(a.send(&n.to_be_bytes()), n as usize % MAX_POLLS) {
                     Some(done) => {
                         done.unwrap();

@@ -17,8 +17,7 @@ use iwarp::verbs::{
 const PORT: u16 = 7471;
 const SIZE: usize = 256;
 
-/// Waits for the next completion. Each request of this program has one, and ends before the next
-/// one is posted.
+/// Waits for the next completion. Each request of this program has one.
 fn completed(cq: &CompletionQueue) -> Result<()> {
     let mut done = [Cqe::default()];
     cq.wait(&mut done, None)?;
@@ -32,6 +31,11 @@ fn read(cq: &CompletionQueue, qp: &QueuePair, mr: &MemoryRegion, peer: RemoteMem
     let text = String::from_utf8(mr.to_vec(..SIZE)?)?;
     println!("read   '{}'", text.trim_end_matches('\0'));
     Ok(())
+}
+
+/// Posts a message without data.
+fn message(qp: &QueuePair) -> Result<()> {
+    Ok(qp.post_send(&[SendWr::send(0, &[]).signaled()])?)
 }
 
 fn main() -> Result<()> {
@@ -52,6 +56,9 @@ fn main() -> Result<()> {
 
     let connection = Connector::new(&context).connect(to, qp)?;
     let qp = connection.qp();
+    // On iWARP, the end that accepts may not send first. The two completions may have any order.
+    message(qp)?;
+    completed(&cq)?;
     completed(&cq)?;
     let offer = RemoteMemory::from_bytes(&local.to_vec(..RemoteMemory::ENCODED_LEN)?);
     let offer = offer.context("the server offers no memory")?;
@@ -70,8 +77,8 @@ fn main() -> Result<()> {
     completed(&cq)?;
     println!("wrote  '{text}'");
     read(&cq, qp, &local, offer)?;
-    // The goodbye: a message without data.
-    qp.post_send(&[SendWr::send(3, &[]).signaled()])?;
+    // The goodbye.
+    message(qp)?;
     completed(&cq)?;
     Ok(connection.disconnect()?)
 }

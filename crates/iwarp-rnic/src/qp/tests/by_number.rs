@@ -1,5 +1,5 @@
-//! Queue pairs connected by number: notes for receivers that are not ready, absent peers, and queue
-//! pairs that are their own peer.
+//! Queue pairs connected by number: notes to the peer (about Sends without a receive, and about the
+//! end), absent peers, and queue pairs that are their own peer.
 
 use super::harness::*;
 use crate::qp::*;
@@ -122,13 +122,13 @@ fn retries_note_is_sent_once() {
     );
 }
 
-/// The shorter time limit for a sender that has closed does not apply to a sender that has sent its
-/// number of retries.
+/// A sender that has announced its number of retries gets the time for them, even after it has
+/// closed.
 #[test]
 fn closed_sender_keeps_its_retries() {
     let (mut a, mut b, mr) = connected_by_number();
     a.qp.set_rnr_retry(3);
-    // The timer is longer than the default limit of a queue pair.
+    // The timer is longer than a queue pair holds a Send by default.
     let timer = Duration::from_secs(60);
     b.qp.set_min_rnr_timer(timer);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
@@ -205,7 +205,7 @@ fn new_stream_starts_without_notes() {
         assert_eq!(brief(&a.host.sends), done);
         reset_and_restart(&mut a);
     }
-    // Each peer sends a farewell.
+    // A farewell is accepted on each new stream.
     for _ in 0..2 {
         for wr_id in 1..4 {
             a.post(wr_id, SendOp::Send, &[mr.sge()]);

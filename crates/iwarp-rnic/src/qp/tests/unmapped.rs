@@ -148,8 +148,9 @@ fn unreadable_response_is_refused() {
     }
 }
 
-/// A Write into memory of which one octet is unmapped: the first, one in the middle, or the last,
-/// which is stored separately. Eight octets are stored together.
+/// A Write into memory of which one octet is unmapped: the first, one in the middle, or the last.
+/// The last octet is stored separately, unless the payload has eight octets, which are stored
+/// together.
 #[test]
 fn unwritable_target_refuses_write() {
     for len in [1, 2, 8, 9, 100] {

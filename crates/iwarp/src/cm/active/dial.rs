@@ -100,7 +100,7 @@ impl Active {
 
     /// Handles a TCP connect that failed. If it was refused, connects again after a pause, a few
     /// times.
-    fn connect_failed(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
+    pub(super) fn connect_failed(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
         let pause = REFUSED_PAUSES.get(s.refused).copied();
         let (Some(libc::ECONNREFUSED), Some(pause)) = (e.raw_os_error(), pause) else {
             return Next::End(End::from_io_error(e));

@@ -1,5 +1,5 @@
-//! The requests of a listener for datagrams. The table decides whether a request is challenged, is
-//! a repetition, or is passed to the program.
+//! The requests that a datagram listener has received. The table decides whether a request is
+//! challenged, is a repetition, or is passed to the program.
 //!
 //! The table stores nothing for a sender that has not returned a cookie, so that spoofed addresses
 //! cannot fill it. A reply is kept for some time, because the requester repeats its request if the
@@ -17,10 +17,10 @@ const REPLY_LIFE_NS: u64 = 64_000_000_000;
 /// A cookie is valid for at least this time, and less than twice as long.
 const COOKIE_LIFE_NS: u64 = 64_000_000_000;
 
-/// Identifies a request: the requester's address and its number of the request.
+/// Identifies a request: the requester's address, and the number that the requester gave it.
 pub(super) type Key = (SocketAddr, u64);
 
-/// A sealed reply.
+/// The octets of a reply, with its CRC ([`Message::seal`]).
 pub(super) type Reply = Box<[u8; MESSAGE_LEN]>;
 
 /// What the listener does with a request.
