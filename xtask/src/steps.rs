@@ -330,8 +330,7 @@ fn require_tools(command: &mut std::process::Command) {
     }
 }
 
-/// The file with the protocol between threads that drive sockets, which the model checks `loom_…`
-/// test.
+/// The protocol between threads that drive sockets, which the model checks named `loom_…` test.
 const BATON: &str = "crates/iwarp/src/engine/baton.rs";
 
 fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {

@@ -30,6 +30,7 @@ pub mod probe;
 pub mod raw_slice;
 pub mod secure;
 pub mod service;
+pub mod sharded_lock;
 pub mod sockopt;
 pub mod stream;
 pub mod thread;

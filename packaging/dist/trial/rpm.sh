@@ -2,6 +2,10 @@
 # the root, so it cannot check what the package depends on; it prints that instead.
 set -eux
 . /tmp/common.sh
+# Debian's rpm has no list of packages of its own, and would create one in the home directory.
+rpm() {
+    command rpm --dbpath /tmp/rpm "$@"
+}
 case $1 in
 install)
     rpm --query --package --requires "$2"
@@ -14,7 +18,5 @@ use)
     ;;
 remove)
     rpm --erase iwarp
-    # The list of packages, which is empty again.
-    find /var/lib/rpm -mindepth 1 -delete
     ;;
 esac

@@ -204,7 +204,8 @@ pub(crate) fn service_and_documents(context: &Context) -> Result<Vec<File>> {
         ),
         File::copy(own("iwarp-cp.default"), SETTINGS),
     ];
-    let copies = context.target.join("documents");
+    // Not the folder of `layout::files`, whose files the caller may not have copied yet.
+    let copies = context.target.join("package-documents");
     let _ = fs::remove_dir_all(&copies);
     let documents = xtask::documents::install(&context.root, &copies)?;
     let place = |name: &String| File::copy(copies.join(name), Path::new(DOCUMENTS).join(name));

@@ -431,6 +431,6 @@ impl Drop for Submit<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 #[path = "batch_tests.rs"]
 mod tests;

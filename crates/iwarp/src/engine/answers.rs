@@ -52,17 +52,24 @@ impl Answers {
     }
 
     /// Calls `drive` with the time until it reports the answer, or until nothing has arrived for
-    /// `window` nanoseconds.
+    /// `window` nanoseconds. Returns `true` if the answer came.
     #[cold]
-    pub(crate) fn wait(&self, window: u64, mut drive: impl FnMut(u64) -> Seen) {
+    #[must_use = "without an answer, the program may not poll again soon"]
+    pub(crate) fn wait(&self, window: u64, mut drive: impl FnMut(u64) -> Seen) -> bool {
         let mut last = now_ns();
         let mut now = last;
         loop {
             // Drive before the time is checked: the answer may have come while the thread had no
             // processor.
             match policy::answer_wait(drive(now), now.saturating_sub(last), window) {
-                AnswerWait::Done => return self.record.hit(),
-                AnswerWait::GiveUp => return self.record.miss(),
+                AnswerWait::Done => {
+                    self.record.hit();
+                    return true;
+                }
+                AnswerWait::GiveUp => {
+                    self.record.miss();
+                    return false;
+                }
                 AnswerWait::Restart => last = now,
                 AnswerWait::Again => after_empty_poll(),
             }
@@ -115,13 +122,14 @@ mod tests {
     fn wait_ends_with_the_answer() {
         let a = expecting();
         let mut drives = 0;
-        a.wait(u64::MAX, |_| {
+        let answered = a.wait(u64::MAX, |_| {
             drives += 1;
             match drives {
                 3 => Seen::Answer,
                 _ => Seen::Nothing,
             }
         });
+        assert!(answered);
         assert_eq!(drives, 3);
         assert!(a.are_expected_soon());
     }
@@ -134,7 +142,7 @@ mod tests {
             round(&a, polls);
             if a.are_expected_soon() {
                 waits += 1;
-                a.wait(0, |_| Seen::Nothing);
+                assert!(!a.wait(0, |_| Seen::Nothing));
             }
         }
         assert!((5..40).contains(&waits), "{waits}");
@@ -145,12 +153,12 @@ mod tests {
         let a = expecting();
         let start = now_ns();
         let (mut first, mut last) = (0, 0);
-        a.wait(ANSWER_SILENCE_MAX_NS * 100, |now| {
+        let answered = a.wait(ANSWER_SILENCE_MAX_NS * 100, |now| {
             first = if first == 0 { now } else { first };
             last = now;
             Seen::Nothing
         });
-        assert!(first >= start && last >= first + ANSWER_SILENCE_MAX_NS);
+        assert!(!answered && first >= start && last >= first + ANSWER_SILENCE_MAX_NS);
         assert!(!a.are_expected_soon());
     }
 
@@ -158,14 +166,14 @@ mod tests {
     fn arrivals_restart_the_window() {
         let a = expecting();
         let mut drives = 0;
-        a.wait(0, |_| {
+        let answered = a.wait(0, |_| {
             drives += 1;
             match drives {
                 1..10 => Seen::Part,
                 _ => Seen::Answer,
             }
         });
-        assert_eq!(drives, 10);
+        assert_eq!((answered, drives), (true, 10));
         assert!(a.are_expected_soon());
     }
 }

@@ -50,12 +50,16 @@ type Engines = super::sync::parking::Mutex<Vec<Arc<Engine>>>;
 static ENGINES: Engines = Engines::own("engine::ENGINES", Vec::new());
 #[cfg(not(shuttle))]
 static WHOLE_PROCESS: Lease = Lease::new();
+/// Number of engines that were started. Threads copy the list again when it has changed.
+#[cfg(not(shuttle))]
+static STARTS: AtomicUsize = AtomicUsize::new(0);
 
 // Each execution of a model starts with new engines.
 #[cfg(shuttle)]
 shuttle::lazy_static! {
     static ref ENGINES: Engines = Engines::new(Vec::new());
     static ref WHOLE_PROCESS: Lease = Lease::new();
+    static ref STARTS: AtomicUsize = AtomicUsize::new(0);
 }
 
 fn engines() -> &'static Engines {
@@ -105,16 +109,53 @@ pub(crate) fn wake_up() {
 /// pairs and no other way to drive them. The same holds if other threads need its processor.
 pub(crate) fn poll_all(many: bool) -> bool {
     let start = now_ns();
-    let (mut served, mut engines) = (false, 0);
-    for engine in running_engines() {
-        served |= engine.poll_once();
-        engines += 1;
-    }
+    let mut served = false;
+    let engines = each_known_engine(|engine| served |= engine.poll_once());
     if policy::drives_whole_process(many, engines, has_competitors()) {
         let now = now_ns();
         whole_process_lease().renew_for_drive(now, now.saturating_sub(start), kept_from_processor);
     }
     served
+}
+
+/// The engines that a thread knows, so that it can poll them without a lock.
+struct Known {
+    /// The process, and the value of [`STARTS`] when the list was copied.
+    at: Option<(u32, usize)>,
+    engines: Vec<Arc<Engine>>,
+}
+
+impl Known {
+    const fn new() -> Self {
+        Self {
+            at: None,
+            engines: Vec::new(),
+        }
+    }
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Calls `f` for each engine of this process, and returns their number. Writes no memory that
+/// threads share, unless another engine has been started.
+fn each_known_engine(f: impl FnMut(&Engine)) -> usize {
+    // The list is taken, because `f` may call wakers, which may poll. They then copy it again. A
+    // thread that exits may have no list any more.
+    let mut known = KNOWN.try_with(Cell::take).unwrap_or_default();
+    // If an engine starts after this, the next call sees the change.
+    let at = Some((fork::generation(), STARTS.load(Ordering::Acquire)));
+    if known.at != at {
+        known.at = at;
+        known.engines = running_engines().collect();
+    }
+    known.engines.iter().map(|engine| &**engine).for_each(f);
+    let engines = known.engines.len();
+    let _ = KNOWN.try_with(|cell| cell.set(known));
+    engines
 }
 
 /// Returns the engines of this process. The list is not locked between two steps of the iterator.
@@ -142,6 +183,7 @@ pub(crate) struct Engine {
 
 thread_local! {
     static EVENTS: Cell<Option<Box<Events>>> = const { Cell::new(None) };
+    static KNOWN: Cell<Known> = const { Cell::new(Known::new()) };
 }
 
 impl Engine {
@@ -154,7 +196,7 @@ impl Engine {
         let open_files = limits::raise_open_files();
         tracing::debug!(limit = open_files.now, "engine starts");
         let engine = Self::start(Arc::default())?;
-        engines.push(Arc::clone(&engine));
+        Self::list(&mut engines, &engine);
         // Unlock first: the hook accesses files, and a fork waits for the lock.
         drop(engines);
         #[cfg(not(shuttle))]
@@ -180,7 +222,7 @@ impl Engine {
         match Self::start(Arc::clone(&first.watch)) {
             Ok(engine) => {
                 tracing::debug!(engines = engines.len() + 1, "another engine starts");
-                engines.push(Arc::clone(&engine));
+                Self::list(&mut engines, &engine);
                 Ok(engine)
             }
             Err(error) => {
@@ -201,6 +243,12 @@ impl Engine {
         let engine = Arc::new(Self::new(fork::generation(), watch)?);
         engine.start_progress(0)?;
         Ok(engine)
+    }
+
+    fn list(engines: &mut Vec<Arc<Self>>, engine: &Arc<Self>) {
+        engines.push(Arc::clone(engine));
+        // A thread that sees this count then finds the engine in the list.
+        STARTS.fetch_add(1, Ordering::Release);
     }
 
     fn connections(&self) -> usize {

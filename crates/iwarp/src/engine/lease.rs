@@ -130,6 +130,12 @@ impl Lease {
         held
     }
 
+    /// Records that the threads have stopped driving. Taking completions then does not renew the
+    /// lease, until a thread drives again.
+    pub(crate) fn forget_drive(&self) {
+        self.driven.store(0, Ordering::Relaxed);
+    }
+
     /// Returns the credit after `time` since the last renewal.
     #[inline]
     fn credit_after(&self, time: u64, patience: u64, off_cpu: impl FnOnce() -> u64) -> u64 {

@@ -237,3 +237,16 @@ fn completions_renew_after_recent_drive() {
         );
     }
 }
+
+/// After the threads have stopped driving, completions do not renew the lease. The next drive does.
+#[test]
+fn only_next_drive_renews_forgotten_lease() {
+    let lease = Lease::new();
+    let last = poll(&lease, MS, 10_000, 100 * MS);
+    lease.forget_drive();
+    assert!(give_back(&lease, last));
+    lease.renew_for_completions(last + 10_000, 1, |_| 0);
+    assert_eq!(lease.end(last + 10_000), None);
+    lease.renew_for_drive(last + 20_000, 0, |_| 0);
+    assert!(lease.end(last + 20_000).is_some());
+}

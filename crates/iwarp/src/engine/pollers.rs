@@ -173,6 +173,14 @@ impl Pollers {
             .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
+    /// Gives the sockets to the progress thread, because the caller has driven them and may not
+    /// poll again soon, although it does not wait.
+    #[cold]
+    pub(crate) fn stop_driving(&self) {
+        self.lease.forget_drive();
+        self.hand_over();
+    }
+
     /// Gives the sockets to the progress thread, because the caller is about to wait.
     pub(crate) fn hand_over(&self) {
         // Polls of a queue with few queue pairs sometimes renew the lease of the process, too.

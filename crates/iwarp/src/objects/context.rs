@@ -9,7 +9,6 @@ use super::memory_waiters::MemoryWaiters;
 use super::registry::Registry;
 use super::srq::SharedReceiveQueue;
 use super::stats;
-use super::table_lock::TableLock;
 use super::ud_table::UdTable;
 use crate::config::Config;
 use crate::device::Device;
@@ -18,11 +17,12 @@ use crate::sys::guarded::{self, MemoryTable, ProcessRange};
 use crate::sys::null::{NULL_LEN, null_memory};
 use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
+use crate::sys::sharded_lock::{ShardedLock, WriteGuard};
 use crate::sys::{fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{Accessor, RegionInfo, Stag, WindowType};
 use iwarp_rnic::{Access, FastRegister};
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,7 +36,7 @@ const INHERITED_LOCK_WAIT: Duration = Duration::from_secs(1);
 pub(crate) struct ContextInner {
     pub(crate) device: Device,
     pub(crate) config: Config,
-    pub(crate) memory: TableLock,
+    pub(crate) memory: ShardedLock<MemoryTable>,
     pub(crate) async_events: EventQueue<AsyncEvent>,
     /// All queue pairs except datagram queue pairs, by number.
     qps: RwLock<HashMap<u32, Weak<dyn AnyQp>>>,
@@ -69,7 +69,7 @@ impl Context {
             hooks,
             device: device.clone(),
             config,
-            memory: TableLock::new(MemoryTable::new()),
+            memory: ShardedLock::new(MemoryTable::new()),
             async_events: EventQueue::new()?,
             qps: RwLock::default(),
             cq_count: AtomicU32::new(0),
@@ -180,7 +180,7 @@ impl Context {
     /// Locks the memory table for writing, with room for at least one more entry. If the table must
     /// grow, allocates the memory before it takes the lock: all connections of the device wait for
     /// that lock.
-    fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
+    fn table_with_room(&self) -> Result<WriteGuard<'_, MemoryTable>> {
         let needed = self.inner.memory.read().missing_slots();
         let Some(size) = needed else {
             return Ok(self.inner.memory.write());

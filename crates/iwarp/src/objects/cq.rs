@@ -526,13 +526,18 @@ impl CqInner {
         }
         self.send_deferred();
         let window = u64::try_from(self.busy_poll_max().as_nanos()).unwrap_or(u64::MAX);
-        self.answers.wait(window, |now| {
+        let answered = self.answers.wait(window, |now| {
             let seen = self.drive_at(now);
             match self.ready.load(Ordering::Relaxed) {
                 true => Seen::Answer,
                 false => seen,
             }
         });
+        if !answered {
+            // The program will probably watch memory, and not poll. With the lease that this wait
+            // has renewed, the progress thread would not receive the answer for up to 2 ms.
+            self.pollers.stop_driving();
+        }
     }
 
     /// Records that the progress thread has received data for a queue pair of this queue.

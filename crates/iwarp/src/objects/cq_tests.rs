@@ -486,6 +486,31 @@ fn own_completions_wait_for_answer() {
     }
 }
 
+/// A program that watches memory does not poll for the answer. So after a wait without result, the
+/// progress thread must receive it, even if the program takes more of its own completions.
+#[test]
+fn fruitless_answer_wait_returns_lease() {
+    let limit = now_ns() + 20_000_000_000;
+    loop {
+        assert!(now_ns() < limit, "the lease is never held");
+        let cq = queue_with_window(Duration::ZERO);
+        let is_driven = || cq.inner.pollers.driven_until(now_ns()).is_some();
+        while !is_driven() && now_ns() < limit {
+            assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+        }
+        assert!(expects_answers(&cq));
+        // On a busy machine the lease may end before the wait. The test then tries again.
+        if !is_driven() {
+            continue;
+        }
+        cq.inner.after_taking(&[success_of(WcOpcode::Send)]);
+        assert!(!is_driven(), "the wait keeps the lease");
+        cq.inner.pollers.record_taken(64);
+        assert!(!is_driven(), "a completion renews the lease");
+        return;
+    }
+}
+
 #[test]
 fn answer_wait_sends_deferred_requests() {
     let cq = queue_with_window(Duration::ZERO);

@@ -18,6 +18,5 @@ pub(crate) mod registry;
 pub(crate) mod slots;
 pub(crate) mod srq;
 pub(crate) mod stats;
-pub(crate) mod table_lock;
 pub(crate) mod ud_table;
 pub(crate) mod wait;

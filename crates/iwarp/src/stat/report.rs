@@ -9,10 +9,10 @@ use crate::objects::context::ContextInner;
 use crate::objects::stats;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;
+use crate::sys::sharded_lock::ReadGuard;
 use crate::sys::sockopt::{TcpInfo, tcp_info};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{Fault, RxInterest, State};
-use parking_lot::RwLockReadGuard;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -204,7 +204,7 @@ impl MemoryWalk {
     }
 }
 
-fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
+fn memory(ctx: &ContextInner) -> Option<ReadGuard<'_, MemoryTable>> {
     if ctx.is_ours() {
         Some(ctx.memory.read())
     } else {

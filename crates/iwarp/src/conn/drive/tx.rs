@@ -17,8 +17,9 @@ use crate::crc::crc32c;
 use crate::objects::hooks::StreamDirection;
 use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;
+use crate::sys::sharded_lock::ReadGuard;
 use iwarp_rnic::qp::{Env, RunKind, TxFill, TxPlan};
-use parking_lot::{MutexGuard, RwLockReadGuard};
+use parking_lot::MutexGuard;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
@@ -208,7 +209,7 @@ fn write<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
     socket: &Arc<Socket>,
-    memory: RwLockReadGuard<'_, MemoryTable>,
+    memory: ReadGuard<'_, MemoryTable>,
     (mut plan, is_new): (Box<TxPlan>, bool),
     effects: &mut Effects,
 ) -> (MutexGuard<'a, QpState>, bool) {
