@@ -46,8 +46,10 @@ pub(crate) struct BenchArgs {
 
 /// Time limit of the whole run. It is long, and only stops a run that hangs.
 const LIMIT: Duration = Duration::from_secs(4 * 3600);
-/// Time limit of one program, in seconds.
+/// Time limits of one program, in seconds of this machine: by wall time, and by instructions, of
+/// which a busy machine executes few.
 const PROGRAM_LIMIT: u64 = 120;
+const PROGRAM_LIMIT_INSTRUCTIONS: u64 = 1200;
 
 /// Maximum number of attempts to measure a row.
 const ATTEMPTS: usize = 4;
@@ -201,16 +203,24 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
     };
     let guest = Guest::start(&image, &cache, &machine, &mut log)?;
     guest.run_checked(FAST_CRC, 60)?;
-    let rows: Vec<Program> = if args.storage { storage() } else { rows() }
-        .into_iter()
-        .filter(|row| {
-            args.only.is_empty()
-                || args
-                    .only
-                    .iter()
-                    .any(|text| row.name.contains(text.as_str()))
-        })
-        .collect();
+    let limit = match args.clock {
+        Clock::Wall => PROGRAM_LIMIT,
+        Clock::Instructions => PROGRAM_LIMIT_INSTRUCTIONS,
+    };
+    let rows: Vec<Program> = if args.storage {
+        storage()
+    } else {
+        rows(args.clock)
+    }
+    .into_iter()
+    .filter(|row| {
+        args.only.is_empty()
+            || args
+                .only
+                .iter()
+                .any(|text| row.name.contains(text.as_str()))
+    })
+    .collect();
     let mut figures = Figures::new();
     let ports = Ports::default();
     for round in 0..args.rounds {
@@ -230,6 +240,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
                         &guest,
                         &ports,
                         row,
+                        limit,
                         (driver.name, setting),
                         &mut figures,
                         &mut log,
@@ -244,10 +255,16 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
 }
 
 /// Returns the programs to measure on each driver.
-fn rows() -> Vec<Program> {
+fn rows(clock: Clock) -> Vec<Program> {
     let mut rows: Vec<Program> = PERFTEST
         .iter()
-        .map(|&(name, size, rounds)| programs::measurement(name, size, rounds))
+        .map(|&(name, size, rounds)| match (clock, name) {
+            (Clock::Wall, _) => programs::measurement(name, size, rounds),
+            (Clock::Instructions, "ib_write_lat") => {
+                programs::waiting_measurement("ib_write_bw", size, rounds)
+            }
+            (Clock::Instructions, _) => programs::waiting_measurement(name, size, rounds),
+        })
         .collect();
     let no_errors = Rules {
         forbidden: &["event:", "failure", "error"],
@@ -264,12 +281,13 @@ fn measure(
     guest: &Guest,
     ports: &Ports,
     row: &Program,
+    limit: u64,
     (driver, setting): (&'static str, &'static str),
     figures: &mut Figures,
     log: &mut Log,
 ) {
     let end = USER.end(guest);
-    let limit = PROGRAM_LIMIT.max(row.rules.limit);
+    let limit = limit.max(row.rules.limit);
     for _ in 0..ATTEMPTS {
         let result = matrix::run_program(ports, &end, &end, row, Family::V4, limit, log).and_then(
             |(note, output)| figure(row, &note, &output).context("no result in the output"),
@@ -354,8 +372,12 @@ fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
                     .map(|spread| spread.median)
             };
             let (siw, module) = (median("siw"), median("module"));
-            let format_value =
-                |value: Option<f64>| value.map_or("–".to_owned(), |value| format!("{value:.1}"));
+            let format_value = |value: Option<f64>| {
+                value.map_or("–".to_owned(), |value| match value {
+                    ..10.0 => format!("{value:.2}"),
+                    _ => format!("{value:.1}"),
+                })
+            };
             let ratio = match (siw, module) {
                 (Some(siw), Some(module)) => format!("{:.2}", module / siw),
                 _ => "–".to_owned(),

@@ -159,6 +159,13 @@ mod tests {
     }
 
     #[test]
+    fn guid_begins_with_its_high_bits() {
+        let mut lo = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+        lo.guid = 0x0102_0304_0506_0708;
+        assert_eq!(guid(&lo), "0102:0304:0506:0708");
+    }
+
+    #[test]
     fn link_local_address_names_its_interface() {
         for d in Device::list().unwrap() {
             for a in &d.addresses {

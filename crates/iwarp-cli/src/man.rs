@@ -284,13 +284,13 @@ mod tests {
         let mut roff = Roff::new();
         sections(
             &mut roff,
-            "About it.\nMore.\n\nEXAMPLES:\n  iwarp a\n    .b\n\nLast words: two.",
+            "About it:\nMore.\n\nEXAMPLES:\n  iwarp a\n    .b\n\nLast words: two.",
         );
         let text = roff.render();
         let start = text.find(".SH NOTES").unwrap();
         assert_eq!(
             &text[start..],
-            ".SH NOTES\nAbout it.\nMore.\n.PP\n.SH EXAMPLES\n.nf\niwarp a\n  .b\n.PP\n.fi\n\
+            ".SH NOTES\nAbout it:\nMore.\n.PP\n.SH EXAMPLES\n.nf\niwarp a\n  .b\n.PP\n.fi\n\
              Last words: two.\n"
         );
     }

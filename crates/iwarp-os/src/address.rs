@@ -10,3 +10,21 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
         IpAddr::V6(_) => address,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canonical_keeps_port_and_scope() {
+        for (address, expected) in [
+            ("[::ffff:192.0.2.1]:7", "192.0.2.1:7"),
+            ("192.0.2.1:7", "192.0.2.1:7"),
+            ("[fe80::1%3]:7", "[fe80::1%3]:7"),
+            ("[2001:db8::1]:7", "[2001:db8::1]:7"),
+        ] {
+            let [address, expected] = [address, expected].map(|text| text.parse().unwrap());
+            assert_eq!(canonical(address), expected);
+        }
+    }
+}

@@ -432,26 +432,38 @@ mod tests {
             let (a, b) = (loopback(v6), loopback(v6));
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
             let mut batch = Batch::default();
-            let route = Route {
-                traffic_class: 0x48,
+            let route = |traffic_class| Route {
+                traffic_class,
                 hop_limit: 7,
             };
-            for len in [0usize, 1, 3000] {
+            for (len, class) in [(0usize, 0x48), (1, 0), (3000, 0x48)] {
                 batch.room(len).unwrap().fill(len as u8);
-                batch.commit(to, route);
+                batch.commit(to, route(class));
             }
             assert_eq!(a.send(&mut batch).unwrap(), 3);
             batch.clear();
             assert_eq!(batch.received(0), None, "the batch is empty");
             receive(&b, &mut batch, 3);
-            for (i, len) in [0usize, 1, 3000].into_iter().enumerate() {
+            for (i, (len, class)) in [(0usize, 0x48), (1, 0), (3000, 0x48)]
+                .into_iter()
+                .enumerate()
+            {
                 let (octets, sender, got_route) = batch.received(i).unwrap();
-                assert_eq!((sender, got_route), (from, route));
+                assert_eq!((sender, got_route), (from, route(class)));
                 assert_eq!(octets.len(), Batch::FRONT + len);
                 assert!(octets[Batch::FRONT..].iter().all(|o| *o == len as u8));
             }
             assert_eq!(b.receive(&mut batch, BATCH).unwrap(), 0);
         }
+    }
+
+    #[test]
+    fn batch_has_room_for_its_limit() {
+        let mut batch = Batch::default();
+        while batch.room(DATAGRAM_MAX).is_some() {
+            batch.commit(([127, 0, 0, 1], 1).into(), Route::default());
+        }
+        assert_eq!(batch.len(), BATCH);
     }
 
     #[test]

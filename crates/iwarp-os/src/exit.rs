@@ -45,3 +45,28 @@ impl AtExit {
         all.push(self.work);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    /// A panic does not keep later work from running.
+    #[test]
+    fn each_work_runs_once() {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        fn add(count: u32) {
+            RUNS.fetch_add(count, Ordering::Relaxed);
+        }
+        static ADD_1: AtExit = AtExit::new(|| add(1));
+        static PANIC: AtExit = AtExit::new(|| std::panic::resume_unwind(Box::new(())));
+        static ADD_10: AtExit = AtExit::new(|| add(10));
+        for work in [&ADD_1, &PANIC, &ADD_10, &ADD_1] {
+            work.plan();
+        }
+        for _ in 0..2 {
+            run();
+            assert_eq!(RUNS.load(Ordering::Relaxed), 11);
+        }
+    }
+}

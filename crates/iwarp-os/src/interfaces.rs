@@ -80,8 +80,7 @@ pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
         {
             continue;
         }
-        // An IPv4 alias ("eth0:1") belongs to the interface before the colon.
-        let device = name.split(':').next().unwrap_or_default().to_owned();
+        let device = device_of(&name).to_owned();
         let Some(index) = index_of(&device) else {
             // The interface was removed after the list was fetched.
             continue;
@@ -254,6 +253,11 @@ unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
     }
 }
 
+/// Returns the name of the interface that an IPv4 alias belongs to: `eth0` for `eth0:1`.
+fn device_of(name: &str) -> &str {
+    name.split(':').next().unwrap_or_default()
+}
+
 /// Returns the index of the interface with this name, if there is one.
 pub fn index_of(name: &str) -> Option<u32> {
     let request = std::ffi::CString::new(name).ok()?;
@@ -399,7 +403,7 @@ garbage
 
     #[test]
     fn link_local_addresses_have_scope() {
-        let address = InterfaceAddress {
+        let mut address = InterfaceAddress {
             name: "eth0".to_owned(),
             index: 7,
             ip: "fe80::1".parse().expect("ip"),
@@ -412,5 +416,12 @@ garbage
             loopback: false,
         };
         assert_eq!(address.scope_id(), 7);
+        address.ip = "2001:db8::1".parse().expect("ip");
+        assert_eq!(address.scope_id(), 0);
+    }
+
+    #[test]
+    fn alias_belongs_to_its_interface() {
+        assert_eq!(["eth0:1", "eth0"].map(device_of), ["eth0"; 2]);
     }
 }

@@ -55,12 +55,18 @@ impl NextHop {
     /// address. Returns `None` if the link address is known, not needed (the peer is on this host,
     /// or the link has no addresses), or not reported by the kernel.
     pub fn unanswered(source: IpAddr, peer: SocketAddr) -> Option<Self> {
-        let local = [
-            source,
-            Ipv4Addr::UNSPECIFIED.into(),
-            Ipv6Addr::UNSPECIFIED.into(),
-        ];
-        let is_local = peer.ip().is_loopback() || local.contains(&peer.ip());
+        Self::find(source, peer, netlink)
+    }
+
+    /// Does what [`unanswered`](Self::unanswered) does. Calls `netlink` only if the kernel has to
+    /// be asked, because a connection within this host should not cost further system calls.
+    fn find(
+        source: IpAddr,
+        peer: SocketAddr,
+        netlink: impl FnOnce() -> io::Result<Socket>,
+    ) -> Option<Self> {
+        let ip = peer.ip();
+        let is_local = ip.is_loopback() || ip.is_unspecified() || ip == source;
         if is_local || source.is_ipv4() != peer.is_ipv4() {
             return None;
         }
@@ -258,15 +264,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_has_no_next_hop() {
-        for (source, peer) in [
-            ("127.0.0.1", "127.0.0.1:9"),
-            ("127.0.0.1", "127.9.9.9:9"),
-            ("::1", "[::1]:9"),
-            ("::1", "127.0.0.1:9"),
+    fn kernel_is_asked_about_others_only() {
+        for (source, peer, is_asked) in [
+            ("127.0.0.1", "127.0.0.1:9", false),
+            ("127.0.0.1", "127.9.9.9:9", false),
+            ("::1", "[::1]:9", false),
+            ("::1", "127.0.0.1:9", false),
+            ("192.0.2.1", "192.0.2.1:9", false),
+            ("192.0.2.1", "0.0.0.0:9", false),
+            ("2001:db8::1", "[::]:9", false),
+            ("2001:db8::1", "192.0.2.2:9", false),
+            ("192.0.2.1", "192.0.2.2:9", true),
+            ("2001:db8::1", "[2001:db8::2]:9", true),
         ] {
-            let hop = NextHop::unanswered(source.parse().unwrap(), peer.parse().unwrap());
-            assert!(hop.is_none(), "{source} {peer}: {hop:?}");
+            let mut asked = false;
+            let hop = NextHop::find(source.parse().unwrap(), peer.parse().unwrap(), || {
+                asked = true;
+                Err(io::ErrorKind::Unsupported.into())
+            });
+            assert!(hop.is_none(), "without an answer of the kernel");
+            assert_eq!(asked, is_asked, "{source} {peer}");
         }
     }
 

@@ -34,3 +34,20 @@ pub(crate) fn set_no_delay(socket: &Socket) -> io::Result<()> {
     }
     socket.set_tcp_nodelay(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Type};
+
+    #[test]
+    fn options_take_effect_or_fail() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        for on in [true, false] {
+            set(&socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, i32::from(on)).unwrap();
+            assert_eq!(socket.keepalive().unwrap(), on);
+        }
+        let unknown = set(&socket, libc::IPPROTO_TCP, i32::MAX, 1i32).unwrap_err();
+        assert_eq!(unknown.raw_os_error(), Some(libc::ENOPROTOOPT));
+    }
+}

@@ -53,7 +53,7 @@ impl Interest {
     fn epoll(self) -> epoll::EventFlags {
         let mut flags = epoll::EventFlags::empty();
         if self.readable {
-            flags |= epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+            flags |= epoll::EventFlags::IN;
         }
         if self.writable {
             flags |= epoll::EventFlags::OUT;
@@ -107,10 +107,9 @@ impl Events {
         self.list.iter().map(|event| {
             let (flags, data) = (event.flags, event.data);
             let broken = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
-            let readable = flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
             Readiness {
                 token: data.u64(),
-                readable: readable || broken,
+                readable: flags.contains(epoll::EventFlags::IN) || broken,
                 writable: flags.contains(epoll::EventFlags::OUT) || broken,
                 broken,
             }
@@ -441,6 +440,27 @@ mod tests {
         );
         let event = events.iter().next().expect("event");
         assert!(event.token == 5 && event.broken && event.readable && event.writable);
+    }
+
+    #[test]
+    fn closed_direction_is_readable() {
+        let (stream, peer) = std::os::unix::net::UnixStream::pair().expect("pair");
+        let poller = Poller::new().expect("epoll");
+        poller.add(&stream, 5, Interest::READ).expect("add");
+        peer.shutdown(std::net::Shutdown::Write).expect("shutdown");
+        let mut events = Events::with_capacity(1);
+        assert_eq!(poller.wait(&mut events, None).expect("wait"), 1);
+        let event = events.iter().next().expect("event");
+        assert!(event.readable && !event.writable && !event.broken);
+    }
+
+    #[test]
+    fn endless_wait_is_never_over() {
+        for timeout in [None, Some(Duration::MAX)] {
+            let deadline = Deadline::after(timeout);
+            assert!(!deadline.is_over());
+            assert_eq!(deadline.remaining(), LONGEST);
+        }
     }
 
     /// Installs a handler for an otherwise unused signal, so that the signal interrupts system

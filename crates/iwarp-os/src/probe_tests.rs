@@ -138,6 +138,7 @@ fn pages_beyond_end_of_file_fail() {
 
 #[test]
 fn empty_and_unmapped_ranges() {
+    assert!(probe_range(8, 0, true), "an empty range");
     assert!(!probe_range(0, 1, false));
     assert!(!probe_range(8, 8, false));
     assert!(

@@ -171,6 +171,7 @@ mod tests {
         assert_eq!(slice.after(2).addr(), slice.addr() + 2);
         assert_eq!(slice.after(2).len(), 4);
         assert!(slice.after(7).is_empty());
+        assert_eq!([2, 7].map(|count| slice.first(count).len()), [2, 6]);
         let mut out = vec![b'>'];
         // SAFETY: the ranges are in `source`, or empty.
         unsafe {

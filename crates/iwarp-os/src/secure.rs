@@ -7,3 +7,12 @@ pub fn environment_is_untrusted() -> bool {
     // SAFETY: the call accepts any number, and returns 0 for an unknown one.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    /// The tests are not set-user-ID.
+    #[test]
+    fn ordinary_environment_is_trusted() {
+        assert!(!super::environment_is_untrusted());
+    }
+}

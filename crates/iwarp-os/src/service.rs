@@ -347,6 +347,18 @@ mod tests {
     }
 
     #[test]
+    fn broadcast_has_no_destination() {
+        let any = (Ipv4Addr::UNSPECIFIED, 0).into();
+        let socket = ServiceSocket::bind(any, None, Sharing::Exclusive).unwrap();
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        peer.set_broadcast(true).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let all = SocketAddr::from(([127, 255, 255, 255], port));
+        peer.send_to(b"all", all).unwrap();
+        assert_eq!(next(&socket, &mut [0; 4]).to, None);
+    }
+
+    #[test]
     fn connected_socket_reports_missing_peer() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let socket = ServiceSocket::bind(any_v6(), Some(false), Sharing::Exclusive).unwrap();

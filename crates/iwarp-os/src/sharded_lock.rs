@@ -12,7 +12,8 @@
 //! that has waited for long overtakes waiting writers.
 //!
 //! Invariant of the `unsafe` code: the value is borrowed mutably only by a [`WriteGuard`], which
-//! holds all shards for writing, and otherwise only by a [`ReadGuard`], which holds one for reading.
+//! holds all shards for writing. Otherwise it is borrowed only by a [`ReadGuard`], which holds one
+//! for reading.
 
 use crate::clock::now_ns;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -133,8 +134,8 @@ impl<T> ShardedLock<T> {
         self.write_within(Duration::ZERO).ok()
     }
 
-    /// Locks all shards, and waits up to `patience` for each of them. If that is too short, releases
-    /// all, and returns the shard that is still locked.
+    /// Locks all shards, and waits up to `patience` for each of them. If that is too short,
+    /// releases all, and returns the shard that is still locked.
     fn write_within(&self, patience: Duration) -> Result<WriteGuard<'_, T>, &Shard> {
         let mut held = [const { None }; SHARDS];
         for (guard, shard) in held.iter_mut().zip(&self.shards) {

@@ -23,7 +23,7 @@ pub struct PeerCredentials {
 }
 
 /// TCP's statistics of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TcpInfo {
     /// Retransmissions of the oldest segment since the peer's last new acknowledgement.
     pub retransmits_in_a_row: u8,
@@ -84,13 +84,16 @@ fn number(value: &[u8], offset: usize) -> u32 {
 /// # Errors
 /// The kernel's error, if it is not a Unix stream socket.
 pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
-    let value: [u8; 12] = read(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
-    let pid = number(&value, 0);
-    Ok(PeerCredentials {
+    read(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED).map(|value| credentials(&value))
+}
+
+fn credentials(value: &[u8; 12]) -> PeerCredentials {
+    let pid = number(value, 0);
+    PeerCredentials {
         // The kernel returns 0 for a process of another pid namespace.
         pid: (pid != 0).then_some(pid),
-        uid: number(&value, 4),
-    })
+        uid: number(value, 4),
+    }
 }
 
 /// Returns TCP's statistics of a connection.
@@ -98,24 +101,27 @@ pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
 /// # Errors
 /// The kernel's error, if it is not a TCP socket.
 pub fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
-    let value: [u8; TCP_INFO_LEN] = match cfg!(miri) {
-        true => [0; TCP_INFO_LEN],
-        false => read(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?,
-    };
-    Ok(TcpInfo {
+    if cfg!(miri) {
+        return Ok(TcpInfo::default());
+    }
+    read(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO).map(|value| statistics(&value))
+}
+
+fn statistics(value: &[u8; TCP_INFO_LEN]) -> TcpInfo {
+    TcpInfo {
         retransmits_in_a_row: value[2],
         unanswered_probes: value[3],
-        retransmission_timeout_us: number(&value, 8),
-        last_data_sent_ms: number(&value, 44),
-        last_ack_received_ms: number(&value, 56),
-        segment_octets: number(&value, 16),
-        unacknowledged_segments: number(&value, 24),
-        lost_segments: number(&value, 32),
-        rtt_us: number(&value, 68),
-        rtt_variation_us: number(&value, 72),
-        congestion_window_segments: number(&value, 80),
-        retransmits: number(&value, 100),
-    })
+        retransmission_timeout_us: number(value, 8),
+        last_data_sent_ms: number(value, 44),
+        last_ack_received_ms: number(value, 56),
+        segment_octets: number(value, 16),
+        unacknowledged_segments: number(value, 24),
+        lost_segments: number(value, 32),
+        rtt_us: number(value, 68),
+        rtt_variation_us: number(value, 72),
+        congestion_window_segments: number(value, 80),
+        retransmits: number(value, 100),
+    }
 }
 
 #[cfg(test)]
@@ -133,8 +139,49 @@ mod tests {
         assert_eq!(got.uid, rustix::process::geteuid().as_raw());
     }
 
-    /// The offsets in `tcp_info` must be those of the kernel. Checks the values that a new
-    /// connection has, and compares the other offsets with the C structure.
+    #[test]
+    fn process_of_another_namespace_has_no_id() {
+        let value = [0, 7, 8].map(u32::to_ne_bytes).concat();
+        let expected = PeerCredentials { pid: None, uid: 7 };
+        assert_eq!(credentials(value[..].try_into().unwrap()), expected);
+    }
+
+    /// The offsets in `tcp_info` are those of the C structure.
+    #[test]
+    fn tcp_info_has_the_c_layout() {
+        macro_rules! offsets {
+            ($($field:ident)*) => { [$(std::mem::offset_of!(libc::tcp_info, $field)),*] };
+        }
+        let mut value = [0; TCP_INFO_LEN];
+        let octets = offsets!(tcpi_retransmits tcpi_probes);
+        for (n, at) in (1..).zip(octets) {
+            value[at] = n;
+        }
+        let numbers = offsets!(
+            tcpi_rto tcpi_last_data_sent tcpi_last_ack_recv tcpi_snd_mss tcpi_unacked tcpi_lost
+            tcpi_rtt tcpi_rttvar tcpi_snd_cwnd tcpi_total_retrans
+        );
+        for (n, at) in (3u32..).zip(numbers) {
+            value[at..at + 4].copy_from_slice(&n.to_ne_bytes());
+        }
+        let expected = TcpInfo {
+            retransmits_in_a_row: 1,
+            unanswered_probes: 2,
+            retransmission_timeout_us: 3,
+            last_data_sent_ms: 4,
+            last_ack_received_ms: 5,
+            segment_octets: 6,
+            unacknowledged_segments: 7,
+            lost_segments: 8,
+            rtt_us: 9,
+            rtt_variation_us: 10,
+            congestion_window_segments: 11,
+            retransmits: 12,
+        };
+        assert_eq!(statistics(&value), expected);
+    }
+
+    /// Checks the values that a new connection has.
     #[test]
     fn tcp_info_fields_match_kernel() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -159,18 +206,6 @@ mod tests {
             (1000..120_000_000).contains(&info.retransmission_timeout_us),
             "{info:?}"
         );
-        for (offset, field) in [
-            (2, std::mem::offset_of!(libc::tcp_info, tcpi_retransmits)),
-            (3, std::mem::offset_of!(libc::tcp_info, tcpi_probes)),
-            (8, std::mem::offset_of!(libc::tcp_info, tcpi_rto)),
-            (
-                44,
-                std::mem::offset_of!(libc::tcp_info, tcpi_last_data_sent),
-            ),
-            (56, std::mem::offset_of!(libc::tcp_info, tcpi_last_ack_recv)),
-        ] {
-            assert_eq!(offset, field);
-        }
         assert!(tcp_info(UnixStream::pair().unwrap().0).is_err());
     }
 }

@@ -11,7 +11,7 @@ use super::address::canonical;
 use super::miri::calls;
 use super::option::set_no_delay;
 use super::raw_slice::RawSlice;
-use super::sockopt::tcp_info;
+use super::sockopt::{TcpInfo, tcp_info};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{SockRef, Socket, TcpKeepalive};
 use std::io;
@@ -254,18 +254,7 @@ impl TcpStream {
     /// last acknowledgement.
     pub fn unanswered(&self) -> io::Result<Option<Duration>> {
         let info = tcp_info(&self.socket)?;
-        // A peer whose buffer is full may drop a retransmission, but acknowledges that it received
-        // a segment. So any acknowledgement after the retransmission is an answer.
-        let retransmitted =
-            info.retransmits_in_a_row > 0 && info.last_data_sent_ms < info.last_ack_received_ms;
-        // Linux answers at most one probe in half a second.
-        let probed = match info.unanswered_probes {
-            0 => false,
-            1 => info.last_ack_received_ms > 2000,
-            _ => true,
-        };
-        Ok((retransmitted || probed)
-            .then(|| Duration::from_millis(info.last_ack_received_ms.into())))
+        Ok(is_silent(&info).then(|| Duration::from_millis(info.last_ack_received_ms.into())))
     }
 
     /// Returns the time after which TCP has certainly retransmitted unacknowledged data, so that
@@ -296,6 +285,21 @@ impl TcpStream {
         }
         Ok(u64::try_from(count).unwrap_or(0))
     }
+}
+
+/// Returns `true` if the peer has not answered a retransmission or a window probe.
+const fn is_silent(info: &TcpInfo) -> bool {
+    // A peer whose buffer is full may drop a retransmission, but acknowledges that it received a
+    // segment. So any acknowledgement after the retransmission is an answer.
+    let retransmitted =
+        info.retransmits_in_a_row > 0 && info.last_data_sent_ms < info.last_ack_received_ms;
+    // Linux answers at most one probe in half a second.
+    let probed = match info.unanswered_probes {
+        0 => false,
+        1 => info.last_ack_received_ms > 2000,
+        _ => true,
+    };
+    retransmitted || probed
 }
 
 /// Enables or disables keep-alive. If half of `limit` passes without a segment from the peer, the

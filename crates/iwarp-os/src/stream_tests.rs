@@ -123,6 +123,8 @@ fn shutdown_delivers_last_bytes() {
     let mut buffer = [0u8; 16];
     assert_eq!(recv_when_ready(&b, &mut buffer).expect("receive"), 4);
     assert_eq!(recv_when_ready(&b, &mut buffer).expect("end"), 0);
+    let end = b.has_octets().expect_err("the end");
+    assert_eq!(end.kind(), io::ErrorKind::UnexpectedEof);
     // The call returns an error and raises no SIGPIPE.
     assert_eq!(
         a.send(b"late").expect_err("closed").kind(),
@@ -199,6 +201,27 @@ fn keep_alive_probes_within_limit() {
             socket.tcp_keepalive_retries().expect("TCP_KEEPCNT"),
         );
         assert_eq!(set, (idle, interval, probes), "{limit}");
+    }
+}
+
+#[test]
+fn acknowledgement_is_an_answer() {
+    for (retransmits, probes, sent_ms, acknowledged_ms, silent) in [
+        (0, 0, 5000, 9000, false),
+        (1, 0, 5000, 5000, false),
+        (1, 0, 5000, 5001, true),
+        (0, 1, 0, 2000, false),
+        (0, 1, 0, 2001, true),
+        (0, 2, 0, 1, true),
+    ] {
+        let info = TcpInfo {
+            retransmits_in_a_row: retransmits,
+            unanswered_probes: probes,
+            last_data_sent_ms: sent_ms,
+            last_ack_received_ms: acknowledged_ms,
+            ..TcpInfo::default()
+        };
+        assert_eq!(is_silent(&info), silent, "{info:?}");
     }
 }
 

@@ -198,6 +198,32 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    /// Returns which of these signals the calling thread blocks: an ordinary one and the two of a
+    /// fault.
+    fn blocked() -> [bool; 3] {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the call initialises the local set, and changes no mask.
+        let set = unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), set.as_mut_ptr());
+            set.assume_init()
+        };
+        // SAFETY: the set is initialised.
+        [libc::SIGUSR1, libc::SIGSEGV, libc::SIGBUS]
+            .map(|signal| unsafe { libc::sigismember(&raw const set, signal) == 1 })
+    }
+
+    #[test]
+    fn only_faults_reach_helper_thread() {
+        let (of_thread, masks) = std::sync::mpsc::channel();
+        let run = move || of_thread.send(blocked()).expect("the test waits");
+        spawn_without_signals("test", run)
+            .expect("thread")
+            .join()
+            .expect("end");
+        assert_eq!(masks.recv(), Ok([true, false, false]));
+        assert_eq!(blocked(), [false; 3], "the caller's mask");
+    }
+
     #[test]
     fn working_or_sleeping_thread_is_not_kept() {
         std::thread::spawn(|| {

@@ -267,3 +267,29 @@ fn variables(context: &Context, prefix: &Path) -> Vec<(&'static str, String)> {
         ("CARGO_NET_OFFLINE", "true".to_owned()),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest number of lines that a reader can take in at once.
+    const LINES_MAX: usize = 120;
+
+    #[test]
+    fn programs_are_short() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let mut programs = 0;
+        for file in xtask::files::listed(&root).unwrap() {
+            let program = [".c", ".py", ".rs"].iter().any(|end| file.ends_with(end));
+            if program && Path::new(&file).starts_with(EXAMPLES) {
+                let lines = fs::read_to_string(root.join(&file))
+                    .unwrap()
+                    .lines()
+                    .count();
+                assert!(lines <= LINES_MAX, "{file} has {lines} lines");
+                programs += 1;
+            }
+        }
+        assert!(programs > 0);
+    }
+}

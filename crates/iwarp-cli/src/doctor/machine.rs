@@ -167,6 +167,7 @@ mod tests {
     fn refusals_are_told_from_failures() {
         for (errno, refusal) in [
             (Errno::PERM, true),
+            (Errno::ACCESS, true),
             (Errno::NOSYS, true),
             (Errno::MFILE, false),
             (Errno::NOMEM, false),

@@ -91,6 +91,10 @@ pub(crate) fn run(_: &DoctorArgs) -> Result<()> {
         };
         out::line(format_args!("{line}"));
     }
+    outcome(problems)
+}
+
+fn outcome(problems: usize) -> Result<()> {
     match problems {
         0 => Ok(()),
         1 => Err(Error::failed("one thing to do, see the line with FIX")),
@@ -109,5 +113,18 @@ fn loader() -> Finding {
             error.to_string().replace('\n', " "),
             "until then, programs get the system's libraries",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcome_counts_the_problems() {
+        let text = |problems| outcome(problems).err().map(|error| error.to_string());
+        assert_eq!(text(0), None);
+        assert!(text(1).unwrap().contains("one thing"));
+        assert!(text(2).unwrap().contains("2 things"));
     }
 }

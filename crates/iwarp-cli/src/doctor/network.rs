@@ -3,6 +3,7 @@
 use super::{Finding, problem};
 use iwarp::Device;
 use iwarp_os::interfaces::{Loopback, loopback_state};
+use std::ffi::OsString;
 
 /// Lists the devices without `IWARP_BIND`.
 fn all_devices() -> Result<Vec<Device>, super::Problem> {
@@ -58,14 +59,40 @@ pub(super) fn loopback() -> Finding {
 /// Lists the variables. The library itself warns of values that it does not understand, on standard
 /// error.
 pub(super) fn settings() -> Finding {
-    let mut set: Vec<_> = std::env::vars_os()
+    Ok(listed(std::env::vars_os()))
+}
+
+fn listed(variables: impl Iterator<Item = (OsString, OsString)>) -> String {
+    let mut set: Vec<_> = variables
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value))
         .filter(|(name, value)| name.starts_with("IWARP_") && !value.is_empty())
         .map(|(name, value)| format!("{name}={}", value.to_string_lossy()))
         .collect();
     set.sort_unstable();
-    Ok(match set.is_empty() {
+    match set.is_empty() {
         true => "no variable IWARP_* is set".to_owned(),
         false => set.join(", "),
-    })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_own_variables_are_listed() {
+        let list = |variables: &[(&str, &str)]| {
+            let pairs = variables
+                .iter()
+                .map(|(name, value)| (name.into(), value.into()));
+            listed(pairs)
+        };
+        let others = [("PATH", "/bin"), ("IWARP_STAT", "")];
+        assert_eq!(list(&others), "no variable IWARP_* is set");
+        let set = [("IWARP_STAT", "off"), ("IWARP_BIND", "lo")];
+        assert_eq!(
+            list(&[others, set].concat()),
+            "IWARP_BIND=lo, IWARP_STAT=off"
+        );
+    }
 }

@@ -256,11 +256,14 @@ pub(super) mod tests {
             assert_eq!(last, wanted, "{flags:#x}");
         }
         let octets = request(0x1401, 0x305, &[]);
-        let mut reply = Reply::new(Request::all(&octets)[0]);
-        for _ in 0..200 {
-            reply.message(Attributes::default().text(2, "a name of some length"));
+        // Messages of some of these lengths fill datagrams exactly.
+        for len in 20..100 {
+            let mut reply = Reply::new(Request::all(&octets)[0]);
+            for _ in 0..DATAGRAM_MAX / 16 {
+                reply.message(Attributes::default().text(2, &"x".repeat(len)));
+            }
+            let datagrams = reply.end(Ok(()));
+            assert!(datagrams.len() > 2 && datagrams.iter().all(|d| d.len() <= DATAGRAM_MAX));
         }
-        let datagrams = reply.end(Ok(()));
-        assert!(datagrams.len() > 2 && datagrams.iter().all(|d| d.len() <= DATAGRAM_MAX));
     }
 }

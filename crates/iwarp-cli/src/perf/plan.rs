@@ -304,6 +304,8 @@ mod tests {
         let (d, q) = (plan(&[]).unwrap(), plan(&["--quick"]).unwrap());
         assert!(d.slots() < 700, "{}", d.slots());
         assert!(q.slots() < 350, "{}", q.slots());
+        // The measurements use the time up.
+        assert!(simulate(&q, 1.0) > QUICK_BUDGET.mul_f64(0.9));
         for k in [0.5, 1.0, 1.5] {
             assert!(
                 simulate(&d, k) < Duration::from_secs(115),

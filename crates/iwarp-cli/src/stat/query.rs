@@ -130,6 +130,20 @@ fn separated(answers: Vec<Answer>) -> Answers {
 mod tests {
     use super::*;
 
+    #[test]
+    fn stopped_process_is_reported() {
+        let silent = Silent {
+            pid: Some(7),
+            uid: 0,
+            timed_out: true,
+            why: "it is stopped".to_owned(),
+        };
+        let no_answer = |silent: &[Silent]| Query::default().no_answer(silent, true);
+        assert!(no_answer(&[]).is_ok());
+        let error = no_answer(&[silent]).unwrap_err();
+        assert!(error.to_string().contains("process 7"), "{error}");
+    }
+
     /// Each option with each value of `IWARP_STAT`.
     #[test]
     fn directory_option_wins_over_environment() {

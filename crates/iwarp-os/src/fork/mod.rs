@@ -151,6 +151,7 @@ pub fn check_in_child(check: impl FnOnce() -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn try_for_gives_up_after_patience() {
@@ -170,5 +171,16 @@ mod tests {
         install().expect("handler");
         assert!(check_in_child(|| generation() == before.wrapping_add(1)));
         assert_eq!(generation(), before);
+    }
+
+    #[test]
+    fn descriptor_is_closed_in_child() {
+        let file = std::fs::File::open("/proc/self/status").expect("a file of the kernel");
+        install().expect("handler");
+        close_in_child(file.as_raw_fd());
+        let is_open = || rustix::io::fcntl_getfd(&file).is_ok();
+        assert!(check_in_child(|| !is_open()));
+        close_in_child(-1);
+        assert!(is_open() && check_in_child(is_open));
     }
 }

@@ -351,3 +351,39 @@ unsafe fn act_by_default(signal: c_int, info: *mut libc::siginfo_t) {
         libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sent_signals_are_no_faults() {
+        const SEGV_MAPERR: c_int = 1;
+        // SAFETY: all zeros are a valid `siginfo_t`.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        for (signal, code, expected) in [
+            (libc::SIGSEGV, libc::SI_USER, false),
+            (libc::SIGSEGV, libc::SI_TKILL, false),
+            (libc::SIGSEGV, SEGV_MAPERR, true),
+            (libc::SIGBUS, libc::BUS_ADRERR, true),
+            (libc::SIGBUS, libc::BUS_MCEERR_AO, false),
+        ] {
+            info.si_code = code;
+            assert_eq!(is_fault(signal, &info), expected, "{signal} {code}");
+        }
+    }
+
+    #[test]
+    fn one_shot_handler_is_taken_once() {
+        let previous = Previous {
+            used: AtomicBool::new(true),
+            action: AtomicUsize::new(7),
+            flags: AtomicI32::new(0),
+        };
+        assert_eq!([previous.take(), previous.take()], [(7, 0); 2]);
+        let flags = libc::SA_RESETHAND;
+        previous.flags.store(flags, Ordering::Relaxed);
+        assert_eq!(previous.take(), (7, flags));
+        assert_eq!(previous.take(), (libc::SIG_DFL, flags));
+    }
+}

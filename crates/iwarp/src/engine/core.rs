@@ -143,8 +143,8 @@ impl Default for Known {
 /// Calls `f` for each engine of this process, and returns their number. Writes no memory that
 /// threads share, unless another engine has been started.
 fn each_known_engine(f: impl FnMut(&Engine)) -> usize {
-    // The list is taken, because `f` may call wakers, which may poll. They then copy it again. While
-    // a thread exits, its list may be gone.
+    // The list is taken, because `f` may call wakers, which may poll. They then copy it again. A
+    // thread that exits may have no list any more.
     let mut known = KNOWN.try_with(Cell::take).unwrap_or_default();
     // If an engine starts after this, the next call sees the change.
     let at = Some((fork::generation(), STARTS.load(Ordering::Acquire)));

@@ -173,8 +173,8 @@ impl Pollers {
             .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
-    /// Gives the sockets to the progress thread, because the caller has driven them and may not poll
-    /// again soon, although it does not wait.
+    /// Gives the sockets to the progress thread, because the caller has driven them and may not
+    /// poll again soon, although it does not wait.
     #[cold]
     pub(crate) fn stop_driving(&self) {
         self.lease.forget_drive();

@@ -1,7 +1,6 @@
 //! Formats the statistics as text for Prometheus and for other programs that read its formats.
 //!
-//! [`format`] knows the formats, [`objects`] selects what has samples, and [`list`] contains the
-//! metrics.
+//! `format` knows the formats, `objects` selects what has samples, and `list` contains the metrics.
 
 mod format;
 mod list;

@@ -33,3 +33,6 @@ pub(crate) const fn is_runnable(_: u32) -> bool {
 
 /// Does nothing: the model decides which thread runs.
 pub(crate) const fn request_time_slice(_: u64) {}
+
+/// Does nothing, as [`request_time_slice`].
+pub(crate) const fn request_precise_sleeps() {}
