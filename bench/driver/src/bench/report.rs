@@ -192,8 +192,9 @@ impl Report<'_> {
             self.value("GB/s", "gbps", true),
             self.value("million messages/s", "mmsg", false),
             self.ratio("÷ TCP", "bw:tcp", "gbps"),
-            self.value("sender, CPU µs per 64 KiB", "tx_cpu_us_64k", false),
-            self.value("receiver, CPU µs per 64 KiB", "rx_cpu_us_64k", false),
+            self.value("CPU s per GiB, both ends", "cpu_s_gib", false),
+            self.value("per million messages", "cpu_s_mmsg", false),
+            self.ratio("CPU ÷ TCP", "bw:tcp", "cpu_s_gib"),
         ];
         self.table(text, "One direction", "bw:", &columns);
     }

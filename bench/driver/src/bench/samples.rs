@@ -28,11 +28,12 @@ impl Sample {
         others: f64,
         good: bool,
     ) -> Self {
-        let values = values.as_object().map_or_else(BTreeMap::new, |o| {
+        let mut values = values.as_object().map_or_else(BTreeMap::new, |o| {
             o.iter()
                 .filter_map(|(k, v)| Some((k.clone(), v.as_f64()?)))
                 .collect()
         });
+        add_cpu_of_both_ends(&mut values, size);
         Self {
             turn,
             series,
@@ -58,6 +59,22 @@ impl Sample {
             "values": values,
         })
     }
+}
+
+/// Adds the CPU seconds of both ends per GiB, and per million messages of `size` octets, to the
+/// values of a sample that has the CPU time of each end.
+fn add_cpu_of_both_ends(values: &mut BTreeMap<String, f64>, size: u64) {
+    let (Some(sender), Some(receiver)) = (values.get("tx_cpu_us_64k"), values.get("rx_cpu_us_64k"))
+    else {
+        return;
+    };
+    // Microseconds per octet are seconds per million octets.
+    let s_per_million_octets = (sender + receiver) / 65_536.0;
+    values.insert(
+        "cpu_s_gib".to_owned(),
+        s_per_million_octets * f64::from(1 << 30) / 1e6,
+    );
+    values.insert("cpu_s_mmsg".to_owned(), s_per_million_octets * size as f64);
 }
 
 /// The values of a metric of one series at one size, or the ratios of two such metrics.
@@ -260,6 +277,18 @@ pub(super) mod tests {
             others: 0.0,
             good,
         }
+    }
+
+    /// 150 µs per 64 KiB are 2.4576 s per GiB, and 0.1465 µs per message of 64 octets.
+    #[test]
+    fn cpu_of_both_ends_is_derived() {
+        let values = json!({ "tx_cpu_us_64k": 100.0, "rx_cpu_us_64k": 50.0 });
+        let sample = Sample::new(0, "bw:tcp".to_owned(), 64, &values, 0.0, true);
+        assert_eq!(sample.values["cpu_s_gib"], 2.4576);
+        assert_eq!(sample.values["cpu_s_mmsg"], 150.0 / 1024.0);
+        let values = json!({ "tx_cpu_us_64k": 100.0 });
+        let sample = Sample::new(0, "bw:tcp".to_owned(), 64, &values, 0.0, true);
+        assert_eq!(sample.values.len(), 1, "one end is not both");
     }
 
     #[test]

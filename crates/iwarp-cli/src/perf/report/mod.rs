@@ -45,6 +45,15 @@ pub(super) struct Row {
     /// iWARP ÷ TCP; `None` for TCP itself.
     pub(super) lat_ratio: Option<Spread>,
     pub(super) bw_ratio: Option<Spread>,
+    pub(super) bw_cpu_ratio: Option<Spread>,
+}
+
+impl Row {
+    /// Returns the processor seconds of both ends per GiB of a stream.
+    pub(super) fn cpu_s_per_gib(&self) -> Option<Spread> {
+        let messages_per_gib = f64::from(1 << 30) / self.size as f64;
+        self.bw_cpu.map(|us| us.times(messages_per_gib / 1e6))
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -177,6 +186,7 @@ fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row 
         bw_cpu: pick(Metric::Bandwidth, cpu),
         lat_ratio: unless_tcp(ratio(Metric::Latency, p50)),
         bw_ratio: unless_tcp(ratio(Metric::Bandwidth, bytes)),
+        bw_cpu_ratio: unless_tcp(ratio(Metric::Bandwidth, cpu)),
     }
 }
 

@@ -80,6 +80,7 @@ impl Report {
             }
             let _ = write!(out, "\n{title}\n{}", align(&cells, 2));
         }
+        out += &self.cpu_table();
         out += &self.under_load_table();
         if self.has_disturbed_rows() {
             let _ = write!(out, "\n{NOTE}");
@@ -88,6 +89,42 @@ impl Report {
             let _ = write!(out, "\n{paper}");
         }
         out
+    }
+
+    /// Returns the table of the processor time of streams.
+    fn cpu_table(&self) -> String {
+        let mut rows: Vec<_> = self.tcp.iter().chain(&self.rows).collect();
+        rows.retain(|r| r.bw_cpu.is_some());
+        if rows.is_empty() {
+            return String::new();
+        }
+        rows.sort_by_key(|r| (r.poll, r.size, r.op, r.crc));
+        let head = [
+            "op",
+            "size",
+            "CRC",
+            "waits",
+            "s per GiB",
+            "s per million",
+            "÷ TCP",
+        ];
+        let mut cells = vec![head.map(str::to_owned)];
+        cells.extend(rows.into_iter().map(|r| {
+            [
+                r.op.name().to_owned(),
+                size(r.size),
+                crc(r).to_owned(),
+                r.poll.name().to_owned(),
+                show(r.cpu_s_per_gib(), digits3),
+                // Microseconds per message are seconds per million messages.
+                show(r.bw_cpu, digits3),
+                ratio(r.bw_cpu_ratio),
+            ]
+        }));
+        format!(
+            "\nCPU seconds of both ends, per GiB and per million messages of a stream\n{}",
+            align(&cells, 2)
+        )
     }
 
     /// Returns the table of measurements beside a computing program.
@@ -121,19 +158,23 @@ fn mark(disturbed: bool) -> String {
     if disturbed { "!" } else { "" }.to_owned()
 }
 
+fn crc(r: &Row) -> &'static str {
+    match r.op.is_tcp() {
+        true => "",
+        false if r.crc => "on",
+        false => "off",
+    }
+}
+
+fn show(s: Option<Spread>, f: fn(f64) -> String) -> String {
+    s.map(|s| f(s.median)).unwrap_or_default()
+}
+
 fn line(r: &Row, mark: String) -> [String; 12] {
-    let crc = if r.op.is_tcp() {
-        ""
-    } else if r.crc {
-        "on"
-    } else {
-        "off"
-    };
-    let show = |s: Option<Spread>, f: fn(f64) -> String| s.map(|s| f(s.median)).unwrap_or_default();
     [
         r.op.name().to_owned(),
         size(r.size),
-        crc.to_owned(),
+        crc(r).to_owned(),
         show(r.p50, digits3),
         show(r.p99, digits3),
         show(r.lat_cpu, digits3),
@@ -198,6 +239,8 @@ mod tests {
             "GB/s",
             "medians of 3 rounds",
             "2005",
+            "CPU seconds of both ends",
+            "s per million",
         ] {
             assert!(t.contains(piece), "{piece} is missing in\n{t}");
         }
