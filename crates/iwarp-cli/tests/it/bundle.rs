@@ -65,9 +65,11 @@ fn prepared() -> Scratch {
         bytes.extend((len as u64).to_le_bytes());
     }
     bytes.extend(b"iwarplib");
-    std::fs::write(&exe, bytes).unwrap();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&exe, mode).unwrap();
+    // `install` creates the file; see `missing_libraries_have_instructions` in `run.rs`.
+    let content = scratch.path("content");
+    std::fs::write(&content, bytes).unwrap();
+    let installed = Command::new("install").arg(&content).arg(&exe).status();
+    assert!(installed.unwrap().success());
     scratch
 }
 
