@@ -1,5 +1,5 @@
-//! System calls that Miri does not know, for tests that it interprets: the loopback interface, and
-//! transfers with lists of ranges.
+//! System calls that Miri does not know, for tests that it interprets: the loopback interface,
+//! transfers with lists of ranges, level-triggered events, signal masks, limits and `ppoll`.
 //!
 //! Miri calls an exported function of the program if it has no implementation of its own.
 //!
